@@ -39,7 +39,7 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 	defer func() { // even if fn panics
 		unlocked := lease.Unlock(ctx)
 		if unlocked != nil && errors.Is(err, lease.Err()) {
-			unlocked = nil // the error of fn reports the loss
+			unlocked = nil // fn's error reports the loss
 		}
 		_, nested := err.(*DoError)
 		if unlocked != nil || nested || didNotLock(err) {

@@ -128,7 +128,8 @@ func TestElectGivesAGrantAtTheEndBack(t *testing.T) {
 	})
 }
 
-// TestElectWaitsForLead has a leader that goes on for a minute after its loss.
+// TestElectWaitsForLead has a leader that continues for a minute after its
+// loss.
 func TestElectWaitsForLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.NewServer(nil).NewDriver()

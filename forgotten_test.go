@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// records is a log that may be read while it is being written.
+// records is a log that can be read while it is being written.
 type records struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -133,7 +133,7 @@ func TestSlowHoldTellsOnce(t *testing.T) {
 	})
 }
 
-// TestWaitForAnOwnLease has calls wait for a lease of their own client.
+// TestWaitForAnOwnLease lets calls wait for a lease of their own client.
 func TestWaitForAnOwnLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log records

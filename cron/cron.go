@@ -71,7 +71,7 @@ type Result struct {
 	// Err is the error of Run, or the reason why the period was missed. It
 	// matches dsync.ErrLocked if the previous run has not ended, and
 	// dsync.ErrUnavailable or dsync.ErrUnknown if the backend did not answer.
-	// If the lock was lost in the middle of a run, it matches dsync.ErrLost.
+	// If the lock was lost in the middle of a run, Err matches dsync.ErrLost.
 	Err error
 
 	// Took is the duration of the call to Run. If it is longer than Job.Every,
@@ -174,7 +174,7 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	err = dsync.Do(ctx, j.Locker, j.Name, func(ctx context.Context) error {
 		began := time.Now()
 		defer func() { took = time.Since(began) }()
-		if time.Since(at) >= j.Every { // this machine stood still after claim
+		if time.Since(at) >= j.Every { // this machine was suspended after claim
 			return errLate
 		}
 		return j.Run(ctx, at)

@@ -90,7 +90,7 @@ func TestEachPeriodRunsOnce(t *testing.T) {
 	})
 }
 
-// TestRunsDoNotOverlap has a run that takes two and a half periods.
+// TestRunsDoNotOverlap starts a run that takes two and a half periods.
 func TestRunsDoNotOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -176,7 +176,7 @@ func TestLoop(t *testing.T) {
 	})
 }
 
-// TestJobsThatCannotWork expects an error of Loop at once.
+// TestJobsThatCannotWork expects Loop to fail immediately.
 func TestJobsThatCannotWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leaver, err := dsync.New(memory.New(nil), nil)

@@ -173,8 +173,8 @@ func (s *services) check(last string) {
 	}
 }
 
-// After a restart, etcd keeps the lock of a period for another whole TTL. Later
-// periods must not find it in their way.
+// After a restart, etcd keeps the lock of a period for a full TTL. It must not
+// block later periods.
 func TestRestartKeepsNoPeriodLocked(t *testing.T) {
 	t.Parallel()
 	server := testenv.Etcd(t)

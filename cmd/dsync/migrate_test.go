@@ -71,7 +71,7 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(cli.ExitUnfinished, "a program that only knows the old backend holds it: 694d8f2b\n")
-	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // not a half of that hold
+	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // no half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
 		t.Errorf("got %+v, want that it is held on the old backend", n)
 	}
@@ -165,9 +165,9 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
-		pause time.Duration // pause of a program on the old backend only, before each time that it locks x
+		pause time.Duration // of a program that uses only the old backend, before each lock of x
 		holds time.Duration
-		dual  bool // a program in phase dual repeatedly holds it for long
+		dual  bool // a program in phase dual repeatedly holds x for long
 		found bool
 	}{
 		{"now and then", 5 * time.Second, 3 * time.Second, false, true},

@@ -87,7 +87,7 @@ func guardOf(t *testing.T, c *command) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, task := range tasks { // each one has the children that it has started
+	for _, task := range tasks { // each thread lists the children that it has started
 		text, _ := os.ReadFile(task)
 		var pid int
 		if n, _ := fmt.Sscan(string(text), &pid); n == 1 {

@@ -189,7 +189,8 @@ func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	return c, next
 }
 
-// over waits for the end of a command of lines after all its lines were read.
+// over waits for the end of a command that lines started, after all its lines
+// have been read.
 func (c *command) over(want int) {
 	c.t.Helper()
 	guard := time.AfterFunc(trialGuard, func() { _ = c.Process.Kill() })
@@ -287,7 +288,7 @@ func TestRunWithoutItsGuard(t *testing.T) {
 }
 
 // TestRunWhileTheCommandIsStopped checks that the lock is kept and, in the long
-// form, renewed.
+// form of the test, renewed.
 func TestRunWhileTheCommandIsStopped(t *testing.T) {
 	t.Parallel()
 	ttl := testenv.Briefly("30s", "6s")

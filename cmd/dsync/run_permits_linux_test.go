@@ -61,10 +61,10 @@ func TestRunOfPermits(t *testing.T) {
 	t.Run("at once", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
 }
 
-// permitsAtOnce runs ten commands with one or two permits each, of three. Each
-// command appends its number of permits to a file, and at the end the number
-// that it releases. The sum of the first lines up to any line is the number
-// held at that moment.
+// permitsAtOnce runs ten commands that each acquire one or two of three
+// permits. Each command appends its number of permits to a file, and at the end
+// the number that it releases. The sum of the first lines up to any line is the
+// number held at that moment.
 func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	const limit, commands = 3, 10
 	dir := t.TempDir()

@@ -30,7 +30,7 @@ const (
 	trialTTL     = 3 * time.Second
 	trialTTLMost = time.Minute
 	packSize     = 5
-	packAlive    = 50 * time.Millisecond // observation time of the second pack beside the rest of the first
+	packAlive    = 50 * time.Millisecond // how long the second pack is observed alongside the rest of the first
 	trialGuard   = 2 * time.Minute       // no expectation
 )
 
@@ -55,7 +55,7 @@ var mishaps = []mishap{
 			tr.t.Errorf("force: %v", err)
 		}
 	}, always},
-	// A PostgreSQL server frees the locks of a dead process at once.
+	// A PostgreSQL server frees the locks of a dead process immediately.
 	{"killed", -1, func(tr *trial) { tr.signal(syscall.SIGKILL) }, func(backend string) bool { return backend == "pglock" }},
 	{"guard killed", cli.ExitBroken, func(tr *trial) {
 		guard, err := syscall.Getpgid(tr.leader("first"))
@@ -349,8 +349,8 @@ func (tr *trial) signal(s syscall.Signal) {
 	}
 }
 
-// await polls until the condition is true. It returns false if the command has
-// lost the lock before.
+// await polls until the condition is true. It returns false if the command
+// loses the lock first.
 func (tr *trial) await(c *command, so func() bool) bool {
 	tr.t.Helper()
 	for end := time.Now().Add(trialGuard); !so(); pause(tr.t.Context(), 5*time.Millisecond) {
@@ -403,8 +403,8 @@ func (tr *trial) files(label string) []string {
 	return files
 }
 
-// times returns when a process of a command last ran, and the longest time for
-// which one of them did not run.
+// times returns when a process of a command last ran, and the longest time that
+// one of them did not run.
 func (tr *trial) times(label string) (last, gap time.Duration) {
 	for _, file := range tr.files(label) {
 		b, err := os.ReadFile(file)

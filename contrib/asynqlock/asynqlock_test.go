@@ -22,9 +22,9 @@ import (
 // name returns the payload of a task, the name of its lock.
 func name(t *asynq.Task) (string, error) { return string(t.Payload()), nil }
 
-// fleet starts processes, with asynq and dsync on one Redis, which handle tasks
-// with the given function. Errors that asynq takes for failures go to failed.
-// Each task that is put off calls putOff.
+// fleet starts processes, with asynq and dsync on one Redis server, which
+// handle tasks with the given function. Errors that asynq takes for failures go
+// to failed. Each task that is put off calls putOff.
 func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(error), putOff func()) (*asynq.Client, *dsync.Client) {
 	t.Helper()
 	server := testenv.Redis(t)
@@ -73,7 +73,7 @@ func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(er
 	return client, locks
 }
 
-// enqueue adds a task, which may be retried as often as given.
+// enqueue adds a task, which may be retried the given number of times.
 func enqueue(t *testing.T, c *asynq.Client, key string, retries int) {
 	t.Helper()
 	if _, err := c.Enqueue(asynq.NewTask("charge", []byte(key)), asynq.MaxRetry(retries)); err != nil {
@@ -81,7 +81,7 @@ func enqueue(t *testing.T, c *asynq.Client, key string, retries int) {
 	}
 }
 
-// Half of the tasks may not be retried, and are done anyway. The first tasks
+// Half of the tasks must not be retried, but are done anyway. The first tasks
 // run until another task is put off.
 func TestOneTaskOfAnAccountAtATime(t *testing.T) {
 	const tasks = 16

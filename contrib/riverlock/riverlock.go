@@ -19,12 +19,12 @@
 // pgtable:// does.
 //
 // River's unique jobs prevent a second job from being inserted. A lock prevents
-// two jobs from running at once. This includes a job that River has rescued
-// because its first run takes too long, while that run is still active.
+// two jobs from running at the same time. This includes a job that River has
+// rescued because its first run takes too long, while that run is still active.
 //
 // If the lock is lost, the context of the job ends. The job then counts as
 // failed, even if the worker returns nil, and River runs it again. If only the
-// answer to the unlock is lost, the job is done, and its name may stay locked
+// response to the unlock is lost, the job is done, and its name may stay locked
 // for up to the TTL.
 //
 // Waiting jobs have no order. A job that is snoozed may be overtaken by later
@@ -57,9 +57,8 @@ type Middleware struct {
 	// no lock. Nil means Kind.
 	Name func(job *rivertype.JobRow) (string, error)
 
-	// Snooze is the time for which a job is postponed if it does not get its
-	// lock. The default is 5 s. River checks for snoozed jobs every few
-	// seconds.
+	// Snooze is how long a job is postponed if it does not get its lock. The
+	// default is 5 s. River checks for snoozed jobs every few seconds.
 	Snooze time.Duration
 }
 

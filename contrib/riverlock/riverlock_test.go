@@ -168,7 +168,7 @@ func TestLostLock(t *testing.T) {
 	var kinds []river.EventKind
 	for {
 		e := <-events
-		if e.Kind == river.EventKindJobSnoozed { // the removal takes a moment to arrive
+		if e.Kind == river.EventKindJobSnoozed { // the notification of the removal takes a moment to arrive
 			continue
 		}
 		kinds = append(kinds, e.Kind)

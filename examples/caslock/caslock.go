@@ -2,8 +2,8 @@
 
 // Package caslock is a worked example of a backend that can only replace a
 // value if it has not changed. It has no server clock, no sessions, and no
-// messages to waiters. Its store is a folder, for the processes of one machine.
-// Package cas turns it into a driver.
+// messages to waiters. Its store is a directory, for the processes of one
+// machine. Package cas turns it into a driver.
 package caslock
 
 import (
@@ -37,10 +37,10 @@ func init() {
 	})
 }
 
-// Folder is a cas.Store. Each name has two files. One contains the record,
-// which is replaced as a whole. The other is locked while the record is being
-// replaced. The version of a record is a hash of its value, because no two
-// values are equal.
+// Folder is a cas.Store in a directory. Each name has two files. One contains
+// the record, which is replaced as a whole. The other is locked while the
+// record is being replaced. The version of a record is a hash of its value,
+// because no two values are equal.
 type Folder string
 
 // Read implements cas.Store. It needs no lock, because a file is replaced as a

@@ -1,8 +1,8 @@
 // Command coupon shows the purpose of a distributed lock. A shop has 50
-// coupons, and 100 buyers arrive at once. Each purchase reads the number of
-// coupons left, takes a moment, and writes that number minus one. The shop
-// opens twice, first without a lock and then with one. Only with the lock does
-// it issue exactly as many coupons as it had.
+// coupons, and 100 buyers arrive at the same time. Each purchase reads the
+// number of coupons left, takes a moment, and writes that number minus one. The
+// shop opens twice, first without a lock and then with one. Only with the lock
+// does it issue exactly as many coupons as it had.
 package main
 
 import (
@@ -27,7 +27,7 @@ const lockName = "coupons"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	if os.Getenv(childVariable) != "" {
 		os.Exit(child(ctx, os.Stdin, os.Stdout, os.Stderr))
 	}

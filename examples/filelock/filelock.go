@@ -1,8 +1,8 @@
 //go:build unix
 
-// Package filelock is a worked example of a driver: locks between the processes
-// of one machine, with flock(2) on files in a folder. For each name, a file
-// with the last fencing token remains.
+// Package filelock is a worked example of a driver. It locks names across the
+// processes of one machine, with flock(2) on files in a directory. For each
+// name, a file with the last fencing token remains.
 package filelock
 
 import (
@@ -39,7 +39,7 @@ type Options struct {
 	NoTokens bool // leases have no fencing tokens, and none are stored: fenced=false
 }
 
-// Driver is a folder. It implements driver.Driver.
+// Driver locks files in a directory. It implements driver.Driver.
 type Driver struct {
 	dir    string
 	o      Options

@@ -12,7 +12,7 @@ import (
 
 // team starts nodes, either as processes or as clients in this process.
 type team interface {
-	// start returns at once. It calls say with the events of the node.
+	// start returns immediately. It calls say with the events of the node.
 	start(say func(event)) (member, error)
 
 	String() string

@@ -144,7 +144,7 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 	}
 }
 
-// TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store
+// TestCanceledWritesLeaveReadsAlone ends terms at the moment when the store
 // responds to the leader, while nodes follow the plan.
 func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	t.Parallel()

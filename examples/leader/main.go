@@ -31,7 +31,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	if os.Getenv(nodeVariable) != "" {
 		os.Exit(nodeMain(ctx, os.Stdin, os.Stdout, os.Stderr))
 	}

@@ -54,7 +54,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends at the end of the input, so when this process ends at the latest
+	go func() { // ends at the end of the input, at the latest when this process ends
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// TestMigration follows the whole runbook. The Redis has a user with a
+// TestMigration follows the whole runbook. The Redis server has a user with a
 // password, which must not appear in any output.
 func TestMigration(t *testing.T) {
 	password := testenv.Password()

@@ -116,7 +116,7 @@ func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 		}
 	})
 	closed := make(chan struct{})
-	go func() { // ends at the end of the input, so when this process ends at the latest
+	go func() { // ends at the end of the input, at the latest when this process ends
 		defer close(closed)
 		for in.Scan() && in.Text() != wordClose {
 			inside.Go(func() {

@@ -25,8 +25,8 @@ import (
 
 // TestAlertsInPrometheus lets a real Prometheus scrape a client whose backend
 // is a real Redis. The client works as usual, loses a lock, and then loses its
-// server. In the short form the rules do not wait for 30 s. TestAlerts covers
-// an hour of normal work.
+// server. In short mode the rules do not wait for 30 s. TestAlerts covers an
+// hour of normal work.
 func TestAlertsInPrometheus(t *testing.T) {
 	t.Parallel()
 	rules, err := os.ReadFile("../../docs/alerts.yml")

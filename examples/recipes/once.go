@@ -15,7 +15,7 @@ import (
 type Results interface {
 	Load(ctx context.Context, key string) (result string, ok bool, err error)
 
-	// Enter waits until no Store with a smaller token is under way, and from
+	// Enter waits until no Store with a smaller token is in progress, and from
 	// then on makes Store refuse smaller tokens.
 	Enter(ctx context.Context, key string, token uint64) error
 
@@ -40,7 +40,7 @@ func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 			return err
 		}
 		if result, ok, err = r.Load(ctx, key); ok || err != nil {
-			return err // somebody else was faster
+			return err // another caller was faster
 		}
 		if result, err = work(ctx); err != nil {
 			return err
@@ -50,7 +50,8 @@ func Idempotent(ctx context.Context, l dsync.Locker, r Results, key string,
 	return result, err
 }
 
-// ResultTable is Results in a database with the table of package guard.
+// ResultTable implements Results in a database that also contains package
+// guard's table.
 type ResultTable struct{ DB *sql.DB }
 
 // Load implements Results.

@@ -36,7 +36,7 @@ func processes(t *testing.T, n int) (clients []*dsync.Client, drivers []*memory.
 	return clients, drivers
 }
 
-// table is Results in memory.
+// table implements Results in memory.
 type table struct {
 	mu      sync.Mutex
 	tokens  guard.Memory
@@ -106,7 +106,7 @@ func TestAtMost(t *testing.T) {
 					time.Sleep(time.Second)
 					inside.Add(-1)
 					runs.Add(1)
-					return dsync.ErrLocked // of a lock that fn itself takes
+					return dsync.ErrLocked // of a lock that fn itself acquires
 				})
 				if !errors.Is(err, dsync.ErrLocked) {
 					t.Errorf("got %v, want the error of fn", err)

@@ -53,8 +53,8 @@ func openGuarded(t *testing.T, pg *testenv.PostgresServer) *sql.DB {
 	return db
 }
 
-// pause runs next while a transaction with the token has done statement and not
-// committed, which it does when next waits for it.
+// pause runs next while a transaction with the token has executed statement but
+// not committed. The transaction commits when next waits for it.
 func pause(t *testing.T, db *sql.DB, name string, token uint64, statement string, next func() error) {
 	t.Helper()
 	tx, err := db.BeginTx(t.Context(), nil)

@@ -55,8 +55,8 @@ func (s *signals) watch() {
 	}()
 }
 
-// take returns when the caller receives the signals in got, until watch is
-// called.
+// take ends the work of watch. When it returns, only the caller receives from
+// got, until the next call to watch.
 func (s *signals) take() {
 	close(s.stop)
 	<-s.stopped

@@ -38,7 +38,7 @@ type board struct {
 
 	// The following fields belong to run.
 	names []string
-	more  bool // names than these
+	more  bool // the backend has more names than these
 	pace  *time.Ticker
 	// The last report of each listed name that was free or is on a page.
 	// It is nil before the first list.
@@ -139,7 +139,7 @@ func (b *board) wanted() (all, missing []view) {
 }
 
 // run inspects the backend until ctx ends. The first look happens without a
-// page, so a backend that cannot list names is an error at once.
+// page, so run fails immediately if the backend cannot list names.
 func (b *board) run(ctx context.Context) error {
 	b.pace = time.NewTicker(askPause)
 	defer b.pace.Stop()
@@ -252,7 +252,7 @@ func (b *board) note(reports []admin.Report) {
 	}
 }
 
-// cut returns an empty sheet for a view, and the names on it.
+// cut returns a sheet without reports for v and the names that it will show.
 func (b *board) cut(v view) (*sheet, []string) {
 	names := b.names
 	if v.find != "" {

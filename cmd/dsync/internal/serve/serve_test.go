@@ -347,8 +347,8 @@ func TestServeChecksItsFlags(t *testing.T) {
 	}
 }
 
-// TestServe runs the whole command. It shows a change, and ends with its pages
-// on request.
+// TestServe runs the whole command. The command shows a change, and ends with
+// its pages on request.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	const url = "memory://serve"
