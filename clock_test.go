@@ -38,7 +38,7 @@ func TestLeaseIsOverAfterASleepOfItsTTL(t *testing.T) {
 			t.Errorf("Err after the sleep: %v, want ErrLost", err)
 		}
 		if ctx.Err() == nil {
-			t.Error("the context of the lease goes on after Err said that it is lost")
+			t.Error("the lease's context has not ended although Err reported ErrLost")
 		}
 	})
 }
@@ -96,7 +96,7 @@ func TestLapsedHoldIsNotReleasedEarlyForASleep(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		if got, want := time.Since(start), 8*time.Second; !near(got, want) {
-			t.Errorf("it was released after %v, want %v", got, want)
+			t.Errorf("the hold was released after %v, want %v", got, want)
 		}
 	})
 }
@@ -137,7 +137,7 @@ func TestStepsOfTheWallClock(t *testing.T) {
 			}
 			dsync.Sleep(c, 3*time.Second, tt.known)
 			if got := whole.Sub(l.Deadline()); !near(got, tt.want+3*time.Second) {
-				t.Errorf("known %t: a sleep of 3 s after a step of %v made it earlier by %v in all", tt.known, tt.step, got)
+				t.Errorf("known %t: a sleep of 3 s after a step of %v made the deadline earlier by %v in all", tt.known, tt.step, got)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func TestDoReportsTheLoss(t *testing.T) {
 			return stopped
 		})
 		if !errors.Is(err, dsync.ErrLost) || !errors.Is(err, stopped) {
-			t.Errorf("Do: %v, want ErrLost and what fn returned", err)
+			t.Errorf("Do: %v, want ErrLost and the error that fn returned", err)
 		}
 		err = dsync.Do(t.Context(), c, "x", func(context.Context) error {
 			return admin.ForceUnlock(t.Context(), "x") // fn does not notice
@@ -97,7 +97,7 @@ func TestDoTellsWhetherFnHasRun(t *testing.T) {
 			"out of reach":                {name: "x", fault: &memory.Fault{Kind: memory.CutOff, On: memory.Acquires, Times: 1}, want: dsync.ErrUnavailable, not: failed},
 			"fn fails":                    {name: "x", fn: failed, runs: true, want: failed, not: dsync.ErrUnknown},
 			"unlock unknown":              {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, runs: true, want: dsync.ErrUnknown, not: dsync.ErrLost},
-			"fn fails and unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
+			"fn fails and the outcome of the unlock is unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
 		} {
 			if test.fault != nil {
 				d.Inject(*test.fault)
@@ -233,7 +233,7 @@ func TestRan(t *testing.T) {
 			}
 			var failure *dsync.LockError
 			if !ran && (!errors.As(err, &failure) || failure.Op != "lock" || failure.Name != tt.name) {
-				t.Errorf("a function that %s: %v is no LockError of %q", name, err, tt.name)
+				t.Errorf("a function that %s: %v is no LockError for %q", name, err, tt.name)
 			}
 		}
 		if err := lease.Unlock(t.Context()); err != nil {

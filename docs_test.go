@@ -65,7 +65,7 @@ func TestDocs(t *testing.T) {
 			if program := bytes.HasPrefix(block[1], []byte("package main\n")); program && page != "README.md" {
 				runMain(t, block[1], "memory://")
 			} else if !program && !isIn(sources, squeezed(block[1])) {
-				t.Errorf("%s: no file of Go has the code\n%s", page, block[1])
+				t.Errorf("%s: no Go file contains the code\n%s", page, block[1])
 			}
 		}
 		checkLinks(t, page, text)

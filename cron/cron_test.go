@@ -99,7 +99,7 @@ func TestRunsDoNotOverlap(t *testing.T) {
 		var mu sync.Mutex
 		run := func(_ context.Context, at time.Time) error {
 			if !mu.TryLock() {
-				t.Error("two runs at once")
+				t.Error("two runs overlap")
 			} else {
 				defer mu.Unlock()
 			}

@@ -171,9 +171,9 @@ func TestStatusFor(t *testing.T) {
 		found bool
 	}{
 		{"now and then", 5 * time.Second, 3 * time.Second, false, true},
-		{"beside long holds", 0, 20 * time.Millisecond, true, true},
-		{"nobody is behind", time.Hour, 0, true, false},
-		{"nobody is there", time.Hour, 0, false, false},
+		{"alongside long holds", 0, 20 * time.Millisecond, true, true},
+		{"no client is behind", time.Hour, 0, true, false},
+		{"there is no client", time.Hour, 0, false, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := inMemory(t)
@@ -299,7 +299,7 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 		p.ctx = t.Context()
 		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(cli.ExitUnfinished, "sealed: 2;", "held by a client: 1", "held: late")
 		if took := time.Since(begun); took < time.Minute {
-			t.Errorf("it waited for %v, want a minute", took)
+			t.Errorf("seal waited for %v, want a minute", took)
 		}
 	})
 }
@@ -383,7 +383,7 @@ func TestRollbackTakesNamesBack(t *testing.T) {
 	p.run("rollback", "held").want(cli.ExitDone, "back: 1")
 	p.wantState("idle", "a", "b", "held", "c")
 	if got := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))); got <= token {
-		t.Errorf("got token %d of the old backend after %d of the new one", got, token)
+		t.Errorf("got token %d from the old backend after %d from the new one", got, token)
 	}
 }
 
@@ -679,7 +679,7 @@ func TestJSONOfAllCommands(t *testing.T) {
 			t.Fatalf("%s: %v in\n%s", r.args, err, r.out)
 		}
 		if text, failed := got["error"].(string); failed != (status != cli.ExitDone) || failed && "dsync: "+text+"\n" != r.errors {
-			t.Errorf("%s: got the error %q beside %q", r.args, text, r.errors)
+			t.Errorf("%s: got the error %q in the JSON, and %q on standard error", r.args, text, r.errors)
 		}
 		return got
 	}

@@ -70,7 +70,7 @@ func TestRunOncePerPeriod(t *testing.T) {
 		}
 		if wasInTime = isInTime; !isInTime {
 			due, period = time.Since(start), period*2
-			t.Logf("too late: periods of %v", period)
+			t.Logf("an attempt was too late: the next periods last %v", period)
 		}
 	}
 	for i, a := range runs {

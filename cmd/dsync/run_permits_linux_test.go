@@ -51,14 +51,14 @@ func TestRunOfPermits(t *testing.T) {
 		t.Parallel()
 		dsyncRun(t, "--url", "redis-string://"+server.Addr, "--permits", "1/2", "z", "--", "echo", "ran").is(cli.ExitMisused, "no permits")
 	})
-	t.Run("so many in a time", func(t *testing.T) {
+	t.Run("a limit per period", func(t *testing.T) {
 		t.Parallel()
 		for range 2 {
 			run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitDone)
 		}
 		run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitLocked)
 	})
-	t.Run("at once", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
+	t.Run("concurrently", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
 }
 
 // permitsAtOnce runs ten commands that each acquire one or two of three
@@ -101,6 +101,6 @@ func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	}
 	all.Wait()
 	if held, most, lines := sum(); held != 0 || most > limit || lines != 2*commands {
-		t.Errorf("got %d permits at a time and %d lines, and %d permits were not given back; want at most %d, and %d lines", most, lines, held, limit, 2*commands)
+		t.Errorf("got %d permits at a time and %d lines, and %d permits were not released; want at most %d, and %d lines", most, lines, held, limit, 2*commands)
 	}
 }

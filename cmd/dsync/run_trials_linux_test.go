@@ -253,7 +253,7 @@ func (tr *trial) judge(began time.Duration) {
 		tr.not("a process of the first command ran %v after the start of the second one", last-began)
 	}
 	if saw, err := os.ReadFile(filepath.Join(tr.dir, "second.saw")); err != nil || len(saw) > 0 {
-		tr.not("at its start the second command saw %q of the first one (%v)", saw, err)
+		tr.not("when it started, the second command saw %q from the first one (%v)", saw, err)
 	}
 	if left := tr.othersThan("second"); left != "" {
 		tr.not("processes %v of the first command are left", left)

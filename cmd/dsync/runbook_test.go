@@ -286,7 +286,7 @@ func (s *fleet) sealed(names []string) (n int) {
 			_, is, err := sealer.Sealed(s.t.Context(), name)
 			sealed = is
 			return err == nil
-		}, "the old backend says whether a name is sealed")
+		}, "the old backend reports whether a name is sealed")
 		if sealed {
 			n++
 		}
@@ -351,7 +351,7 @@ func (s *fleet) thaw() {
 	p.Cont()
 	s.thawed()
 	if s.gated { // it lost its slot, and wants to be in phase old again
-		testenv.Eventually(s.t, func() bool { return s.run(append([]string{"status"}, s.gate()...)...).status == cli.ExitUnfinished }, "status sees who wants to be in phase old")
+		testenv.Eventually(s.t, func() bool { return s.run(append([]string{"status"}, s.gate()...)...).status == cli.ExitUnfinished }, "status shows the program that wants to be in phase old")
 		for range looksAtOne {
 			s.sees("wants old", "status")
 			s.sees("phase old", "finalize")

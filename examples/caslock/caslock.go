@@ -31,7 +31,7 @@ func init() {
 			return nil, err
 		}
 		if c.URL.User != nil || len(c.URL.Hosts) > 0 {
-			return nil, errors.New("caslock URL: a folder has no host, user or password, as in caslock:///var/lock/orders")
+			return nil, errors.New("caslock URL: a directory has no host, user or password, as in caslock:///var/lock/orders")
 		}
 		return cas.New(Folder(c.URL.Path), cas.Options{Name: "caslock", Poll: poll, NoTokens: !c.Fenced}), nil
 	})

@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.StringVar(&o.URL, "url", "memory://", "the backend that keeps the lock")
 	flags.DurationVar(&o.Connect, "connect", 5*time.Second, "how long to try to connect to it")
 	flags.DurationVar(&o.Moment, "moment", 5*time.Millisecond, "how long a purchase takes")
-	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers arrive at once")
+	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers arrive together")
 	flags.IntVar(&o.Coupons, "coupons", 50, "how many coupons there are")
 	flags.IntVar(&o.Procs, "procs", 1, "in how many processes the buyers run; 1 means only this one")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {

@@ -108,7 +108,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 		return t, err
 	}
 	if n := t.Issued + t.Refused; n != j.Buyers {
-		return t, fmt.Errorf("it reported %d of %d buyers", n, j.Buyers)
+		return t, fmt.Errorf("the process reported %d of %d buyers", n, j.Buyers)
 	}
 	return t, nil
 }

@@ -34,7 +34,7 @@ func (p *terminal) until(t *testing.T, text string) string {
 		n, err := p.Read(b)
 		shown.Write(b[:n])
 		if err != nil {
-			t.Fatalf("the program has ended (%v), and did not show %q but %q", err, text, shown.String())
+			t.Fatalf("the program ended (%v) before it printed %[2]q; its output is %[3]q", err, text, shown.String())
 		}
 	}
 	return shown.String()
@@ -55,7 +55,7 @@ func TestProgressOnTerminal(t *testing.T) {
 	shown, status := p.end(t)
 	checkSuccess(t, 25, 25, status, p.stdout.String(), "")
 	if last := shown[strings.LastIndex(strings.TrimSuffix(shown, "\r"), "\r")+1:]; strings.TrimSpace(last) != "" {
-		t.Errorf("what stays on the terminal: got %q, want nothing", last)
+		t.Errorf("left on the terminal: got %q, want nothing", last)
 	}
 }
 

@@ -28,7 +28,7 @@ func init() {
 			return nil, err
 		}
 		if c.URL.User != nil || len(c.URL.Hosts) > 0 || c.URL.Path == "" {
-			return nil, errors.New("filelock URL: it is filelock:///folder, without user or host")
+			return nil, errors.New("filelock URL: want filelock:///directory, without user or host")
 		}
 		return New(c.URL.Path, &Options{NoTokens: !c.Fenced}), nil
 	})

@@ -23,7 +23,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var screenshot = flag.String("screenshot", "", "file to write the picture of a page to")
+var screenshot = flag.String("screenshot", "", "file for a screenshot of a page")
 
 func TestMain(m *testing.M) {
 	testenv.RunProgram(main, nodeVariable)
@@ -56,7 +56,7 @@ func TestLeader(t *testing.T) {
 				rest = rest[line[1]:]
 			}
 			if !regexp.MustCompile(`^  node \d, back after \S+s, ended term \d+: .*(lock lost|stale)`).MatchString(rest) {
-				t.Errorf("want the end of the term of the leader that stood still at the end of\n%s", stdout)
+				t.Errorf("want the end of the suspended leader's term at the end of\n%s", stdout)
 			}
 		})
 	}
@@ -140,7 +140,7 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 		}
 	}
 	if p, err := c.read(t.Context()); err != nil || p.Term != 9 {
-		t.Errorf("the plan is %+v, %v; want that of term 9", p, err)
+		t.Errorf("the plan is %+v, %v; want the plan of term 9", p, err)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestAuditFindsTwoHolders(t *testing.T) {
 		t.Error(err)
 	}
 	if !strings.Contains(found.Error(), "while the lock was held") {
-		t.Errorf("got %v, want that the stock changed", found)
+		t.Errorf("got %v, want an error about the changed stock", found)
 	}
 }
 
@@ -131,6 +131,6 @@ func TestAuditFindsFallingTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.audit(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprint("after ", 1<<62)) {
-		t.Errorf("got %v, want that the token fell", err)
+		t.Errorf("got %v, want an error about the falling token", err)
 	}
 }

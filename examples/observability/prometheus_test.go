@@ -34,7 +34,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Count(string(rules), "for: 30s") != 1 {
-		t.Fatal("docs/alerts.yml has other times than this test knows")
+		t.Fatal("docs/alerts.yml has other times than this test expects")
 	}
 	file := filepath.Join(t.TempDir(), "alerts.yml")
 	text := strings.Replace(string(rules), "for: 30s", testenv.Briefly("for: 1s", "for: 30s"), 1)
@@ -79,7 +79,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 	}()
 	for began := time.Now(); time.Since(began) < 7*time.Second; work(t, c) { // more than a TTL
 		if firing := server.Firing(); len(firing) > 0 {
-			t.Fatalf("alerts at normal work: %v", firing)
+			t.Fatalf("alerts during normal work: %v", firing)
 		}
 	}
 	resign()

@@ -115,7 +115,7 @@ func TestAtMost(t *testing.T) {
 		}
 		wg.Wait()
 		if most.Load() != 4 || runs.Load() != 20 {
-			t.Errorf("%d runs, at most %d at once; want 20, and 4", runs.Load(), most.Load())
+			t.Errorf("%d runs, at most %d at the same time; want 20 and 4", runs.Load(), most.Load())
 		}
 	})
 }
@@ -141,7 +141,7 @@ func TestAtMost8(t *testing.T) {
 		}
 		wg.Wait()
 		if most.Load() != 8 || runs.Load() != 40 {
-			t.Errorf("%d runs, at most %d at once; want 40, and 8", runs.Load(), most.Load())
+			t.Errorf("%d runs, at most %d at the same time; want 40 and 8", runs.Load(), most.Load())
 		}
 	})
 }
@@ -164,7 +164,7 @@ func TestAllowed(t *testing.T) {
 		time.Sleep(time.Minute/2 + apart*3/2) // the first two are a minute ago
 		for i := range 3 {
 			if err := Allowed(t.Context(), clients[i], "mails"); errors.Is(err, dsync.ErrLocked) != (i == 2) {
-				t.Errorf("call %d after a minute: got %v, want ErrLocked of the third", i, err)
+				t.Errorf("call %d after a minute: got %v, want ErrLocked from the third", i, err)
 			}
 		}
 	})
@@ -198,7 +198,7 @@ func TestLeadHandsOver(t *testing.T) {
 		began := time.Now()
 		terminate()
 		if got := <-leaders; got != 1 || time.Since(began) > 0 {
-			t.Errorf("leader %d after %v, want 1 at once", got, time.Since(began))
+			t.Errorf("leader %d after %v, want 1 immediately", got, time.Since(began))
 		}
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -260,7 +260,7 @@ func TestServeEndsInOrder(t *testing.T) {
 	}
 	backend.Heal()
 	if got := status(http.Post(url+"/orders", "", nil)); got != http.StatusOK {
-		t.Errorf("the request that was under way: %d, want 200", got)
+		t.Errorf("the request in progress: %d, want 200", got)
 	}
 	if err := <-served; err != nil {
 		t.Error(err)
@@ -364,10 +364,10 @@ func TestUpdateObjectRefusesLateWriters(t *testing.T) {
 		t.Error(err)
 	}
 	if err := update(8, once(9, "d", add("late"))); !errors.Is(err, guard.ErrStale) {
-		t.Errorf("a write that another one overtook: %v, want %v", err, guard.ErrStale)
+		t.Errorf("a write that another write overtook: %v, want %v", err, guard.ErrStale)
 	}
 	if string(s.object) != "aabcd" || s.token != "9" {
-		t.Errorf("the object is %q with the token %s, want aabcd with 9", s.object, s.token)
+		t.Errorf("the object is %q with token %s, want aabcd with 9", s.object, s.token)
 	}
 }
 

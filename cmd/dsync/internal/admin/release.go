@@ -26,7 +26,7 @@ func releaseCommand() *cobra.Command {
 		Use:   "release NAME",
 		Short: "End the hold of a lock",
 		Long: `Release shows the holder of a lock, asks for confirmation, and ends the hold. If several clients read the name, it ends all their holds.
-Waiters are notified at once, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write
+Waiters are notified immediately, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write
 at the same time as the next holder, unless the resource checks fencing tokens. If you can, stop the holder instead.
 
 Without a terminal, --yes replaces the confirmation. With --hold, release ends only that hold. A script passes the hold that

@@ -58,10 +58,10 @@ func Command() *cobra.Command {
 		Short: "Measure what locks cost on a backend",
 		Long: `Bench acquires and releases locks on the backend, with two clients in this process, and measures throughput and latency:
 
-  1  a free lock, one caller                   from the call of Lock to the end of Unlock
+  1  a free lock, one caller                   from the call to Lock to the end of Unlock
   2  free locks, --callers on distinct names   the same
-  3  one hot lock, callers of one client       from the call of Lock to the grant
-  4  two clients in turn                       from the call of Unlock to the grant of the other, which waits for the lock
+  3  one hot lock, callers of one client       from the call to Lock to the grant
+  4  two clients in turn                       from the call to Unlock to the grant to the other client, which waits for the lock
   5  one hot lock, callers of two clients      as 3
 
 These are workloads 1 to 5 of docs/performance.md, which explains their limits. Workloads 3 and 5 have at most 32 callers.

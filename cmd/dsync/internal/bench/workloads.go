@@ -163,7 +163,7 @@ func first(ctx context.Context, caller int, took []time.Duration) bool {
 	return caller == 0 && len(took) == 0 && ctx.Err() == nil
 }
 
-var errNotExcluded = errors.New("two callers hold one lock at once: the clients of this URL do not exclude each other")
+var errNotExcluded = errors.New("two callers hold one lock at the same time: the clients of this URL do not exclude each other")
 
 // settling is the time allowed for a request to the backend, in addition to the
 // duration of a lock.

@@ -128,7 +128,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 			}
 		}
 		if ctx.Err() != nil {
-			x.bad(fault, "rights", fmt.Sprintf("%s: %s: unknown, because there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
+			x.bad(fault, "rights", fmt.Sprintf("%s: %s: unknown, because there was no answer in time", where, use.what), "use a server that answers, or a longer --connect", seeRights)
 			return
 		}
 		if len(missing)+len(untried) == 0 {

@@ -143,7 +143,7 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n := newRedlockNodes(t)
 	durable, last := n.url+"?durable=true", n.nodes[2].Addr
 	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
-	e.want("restart", warning, last+" started", "or a shorter maxttl=")
+	e.want("restart", warning, last+" started", "or set a shorter maxttl=")
 	e.want("persistence", ok, last+" needs none", "")
 	e.want("lock", fault, "cannot be locked", "")
 	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")

@@ -248,7 +248,7 @@ var errNotRenewed = errors.New("lock lost: it could not be renewed, so another c
 
 // errStoodStill reports the loss of a lock that was renewed too late for the
 // guard.
-var errStoodStill = errors.New("lock lost: dsync stood still until the lock was about to end, so the command was killed")
+var errStoodStill = errors.New("lock lost: dsync was suspended until the lock was about to end, so the command was killed")
 
 func (j *job) lose(why error) {
 	if j.done.lost == nil && !j.ended {
@@ -334,7 +334,7 @@ func (j *job) reap() {
 			j.guard.reaped = true
 			j.guard.end(j.note)
 			if !j.killed && !j.over {
-				j.broken(errors.New("it was ended from outside"))
+				j.broken(errors.New("another process ended it"))
 			}
 		case pid == j.pid: // which the guard has left
 			j.ended, j.done.status = true, exitStatusOf(status)
