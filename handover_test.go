@@ -160,7 +160,7 @@ func TestHandOverServesAllCallsOfAnOwner(t *testing.T) {
 
 func TestOtherClientsGetTheirTurn(t *testing.T) {
 	// Two clients, each with many callers, contend for one lock. A hand-over
-	// favors the client that has the lock, but only for a while.
+	// favors the client that holds the lock, but only for a while.
 	for _, o := range []memory.Order{memory.Unordered, memory.FIFOByClient} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memory.NewServer(&memory.Options{Order: o})

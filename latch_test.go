@@ -92,8 +92,8 @@ func TestLatch(t *testing.T) {
 	})
 }
 
-// TestLatchAnswersLost loses the answers to changes. The changes are repeated,
-// and carried out once.
+// TestLatchAnswersLost loses the responses to changes. The changes are
+// repeated, but carried out only once.
 func TestLatchAnswersLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -118,7 +118,7 @@ func TestLatchAnswersLost(t *testing.T) {
 	})
 }
 
-// TestLatchChangeUnanswered has requests without answers until the caller or
+// TestLatchChangeUnanswered leaves requests unanswered until the caller or
 // package dsync gives up.
 func TestLatchChangeUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -298,8 +298,8 @@ func TestLatchWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLatchEndsWithContext has the count reach 0 at the moment when the context
-// of a Wait ends. Either outcome is right, and the next Wait works.
+// TestLatchEndsWithContext lets the count reach 0 at the moment when the
+// context of a Wait ends. Either outcome is right, and the next Wait works.
 func TestLatchEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

@@ -151,8 +151,8 @@ func (l *Lease) Done() <-chan struct{} {
 	return l.done
 }
 
-// WatchRemoval makes the client notice at once that another client removed the
-// lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
+// WatchRemoval makes the client notice immediately that another client removed
+// the lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
 // renewal, or within Info.Detect. WatchRemoval returns when the lease ends, or
 // ctx is done. On most backends it costs a subscription, so use it for a few
 // leases whose work must stop soon. A removal without a message, such as DEL,
@@ -300,10 +300,10 @@ func (l *Lease) setEnd(end moment) {
 }
 
 // Unlock ends the lease, and frees the lock unless another lease of the same
-// owner, or of another reader, has the same hold. Unlock ignores the
-// cancellation of ctx, so `defer lease.Unlock(ctx)` is correct even if ctx has
-// ended. It waits no longer than the rest of the lease, and 5 s at most. Then
-// Unlock returns ErrUnknown, and the release continues in the background.
+// owner, or of another reader, shares the hold. Unlock ignores the cancellation
+// of ctx, so `defer lease.Unlock(ctx)` is correct even if ctx has ended. It
+// waits no longer than the rest of the lease, and 5 s at most. Then Unlock
+// returns ErrUnknown, and the release continues in the background.
 //
 // After a loss the error of Unlock matches ErrLost and ErrNotHeld. After an
 // earlier Unlock it matches ErrNotHeld. In both cases Unlock changes nothing.

@@ -160,7 +160,7 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 }
 
 // TestCloseKeepsTheNameOfALapsedLease closes the client in the margin between
-// the end of a lease on the local clock and its end at the backend.
+// the end of a lease on the local clock and its end on the backend.
 func TestCloseKeepsTheNameOfALapsedLease(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		d := s.NewDriver()
@@ -236,7 +236,7 @@ func TestHoldAtLeastIsRefused(t *testing.T) {
 	})
 }
 
-// TestCronJob has three machines with different clocks do the job of each
+// TestCronJob lets three machines with different clocks try the job of each
 // period. The job runs once, even if a machine is stopped in the middle.
 func TestCronJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -364,7 +364,7 @@ func TestCloseDuringUnlockIsBounded(t *testing.T) {
 }
 
 // TestHoldAtLeastOutlivesACloseAfterTheDeadline closes the client when the
-// lease has ended locally, but the hold has not yet ended at the backend.
+// lease has ended locally, but the hold has not yet ended on the backend.
 func TestHoldAtLeastOutlivesACloseAfterTheDeadline(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)

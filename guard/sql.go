@@ -33,7 +33,7 @@ var (
 	MySQL    = SQL{&mysql}
 )
 
-// dialect contains the statements of a database. None of them relies on the
+// dialect contains the statements of a database. No statement relies on the
 // number of affected rows, which drivers count differently.
 type dialect struct {
 	write  string // stores the token if it is larger than the stored one, and returns the stored token
@@ -73,17 +73,17 @@ type Tx interface {
 	Commit() error
 }
 
-// Write admits a write to the resource called name, by the holder with the
-// token, and keeps the token. No other transaction passes Write for the name
+// Write admits a write to the resource called name, by the holder whose token
+// is token, and keeps the token. No other transaction passes Write for the name
 // before the transaction ends. Write returns ErrStale if a later holder has
 // written, and ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitWrite(ctx, sqlTx{tx}, name, token)
 }
 
-// Read admits a read of the resource called name, by a holder in the mode Read
-// with the token. Read returns ErrStale if a later holder has written, and
-// ErrNoToken if the token is 0. Read does not store the token: a concurrent
+// Read admits a read of the resource called name, by a holder in mode Read
+// whose token is token. Read returns ErrStale if a later holder has written,
+// and ErrNoToken if the token is 0. Read does not store the token: a concurrent
 // reader with a smaller token must not be refused.
 //
 // Until it ends, the transaction sees no changes by later holders. They cannot
@@ -107,8 +107,8 @@ type DB interface {
 //
 // Each write afterwards still presents the token with Write, because the lock
 // may be lost in the meantime. Enter returns the errors of Write. It returns
-// the database's error if a conflict with another transaction ended its own.
-// The caller may then call Enter again.
+// the database's error if a conflict with another transaction ended the
+// transaction of Enter. The caller may then call Enter again.
 func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error {
 	if err := check(name, token); err != nil {
 		return err

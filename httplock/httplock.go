@@ -21,7 +21,7 @@ const statusClientClosedRequest = 499
 //
 // opts are the options of Locker.Lock. Without dsync.WaitAtMost a request waits
 // until its client leaves. A request that does not get the lock is answered
-// with 409 (Conflict) if another request has it, or with 503 (Service
+// with 409 (Conflict) if another request holds it, or with 503 (Service
 // Unavailable) and Retry-After if the backend does not answer.
 func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -72,7 +72,7 @@ func TestSerialize(t *testing.T) {
 	})
 }
 
-// memoryAnswers is Answers in memory.
+// memoryAnswers implements Answers in memory.
 type memoryAnswers struct {
 	mu     sync.Mutex
 	tokens guard.Memory
@@ -159,8 +159,8 @@ func TestIdempotent(t *testing.T) {
 	})
 }
 
-// TestIdempotentWithoutItsUnlock loses the answer to the Unlock. The client
-// still gets its answer.
+// TestIdempotentWithoutItsUnlock loses the backend's response to the Unlock.
+// The client still gets its answer.
 func TestIdempotentWithoutItsUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, backend := dsynctest.New(t, nil)

@@ -20,8 +20,8 @@ type load struct {
 	renewal time.Duration // of server time for each lock in a renewal
 	pair    float64       // requests of a lock and its release
 	service time.Duration // of server time for a request
-	perConn float64       // bytes at the server for each process
-	perLock float64       // bytes at the server for each held lock
+	perConn float64       // bytes on the server for each process
+	perLock float64       // bytes on the server for each held lock
 }
 
 var loads = []load{

@@ -8,7 +8,7 @@ import (
 )
 
 // within is the permitted difference between a simulated and a measured value:
-// a fifth of the measured one.
+// a fifth of the measured value.
 const within = 0.2
 
 // figure is a measured value with its simulated counterpart.

@@ -112,8 +112,8 @@ func (c *Cleaner[G]) Full() bool {
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or when ctx is done, and returns the
-// number that is left. It is called once. It settles ghosts at once if their
+// Finish waits until no ghost is left, or ctx is done, and returns the number
+// of ghosts left. It is called once. It settles ghosts immediately if their
 // next request would come only after a long pause.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()

@@ -82,7 +82,7 @@ func TestGhostIsAskedForEverMoreSeldom(t *testing.T) {
 func TestBatchesAndCallsAreBounded(t *testing.T) {
 	s := &server{takes: time.Second}
 	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 4, Calls: 3}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {
-		c.mu.Lock() // so that they all arrive at once
+		c.mu.Lock() // so that they all arrive together
 		for range 40 {
 			g := &remnant{requests: 1}
 			g.Added = time.Now()

@@ -46,7 +46,7 @@ func (l *Lifecycle) Open() context.Context { return l.open }
 func (l *Lifecycle) Context() context.Context { return l.life }
 
 // Enter counts a call until Leave is called. It fails with driver.ErrClosed
-// once Close was called.
+// after Close was called.
 func (l *Lifecycle) Enter() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -56,8 +56,8 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 // Read implements net.Conn. A server that refuses a connection because it has
-// too many reports this before the first request. The library panics on an
-// answer without a request, so Read turns the answer into an error.
+// too many reports this before the first request. The library panics on a
+// response without a request, so Read turns the response into an error.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && !c.asked.Load() {
@@ -143,7 +143,8 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and prevents new ones. It may be called again.
+// End breaks every connection, and prevents new ones. It can be called several
+// times.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -154,7 +154,8 @@ func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 }
 
 // TestAnswerWithoutARequest connects to a server that has too many clients, and
-// reports this before the first request. The library would panic on the answer.
+// reports this before the first request. The library would panic on the
+// response.
 func TestAnswerWithoutARequest(t *testing.T) {
 	const answer = "-ERR max number of clients reached\r\n"
 	s := newServer(t)

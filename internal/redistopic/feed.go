@@ -87,8 +87,8 @@ type link struct {
 }
 
 type channelState struct {
-	// the channel must be confirmed before the link replaces another one, which
-	// may have it
+	// the channel must be confirmed before the link replaces another link,
+	// which may have the channel
 	needed    bool
 	confirmed bool
 }

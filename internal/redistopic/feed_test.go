@@ -185,7 +185,7 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	awaitWake(t, used, "the server has confirmed the subscription")
 	awaitWake(t, a, "the server has confirmed the subscription")
 	want("a", 1, 0)
-	a.LeaveForGood() // leaves the channel at once
+	a.LeaveForGood() // leaves the channel immediately
 	testenv.Eventually(t, func() bool { return ln.Own("a") == 0 && s.SubscriberCount("a") == 0 }, "the unused channel is left")
 	want("used", 1, 0)
 

@@ -24,7 +24,7 @@ func (t *Topic) behind() (clients int64, known bool) {
 }
 
 // heldMessage is the message that another client holds the name for an unknown
-// time, and of the last granted ticket.
+// time. It contains the last granted ticket.
 func heldMessage(granted int64) string {
 	const unknownLeft = 1_000_000 * time.Second
 	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
@@ -40,7 +40,7 @@ func locked(mu *sync.Mutex, f func()) {
 }
 
 func TestTurn(t *testing.T) {
-	const behind = 3 // clients in front
+	const behind = 3 // clients ahead
 	const calls = 10
 	refused := Place{Ticket: behind + 1, Last: behind + 1}
 	for _, test := range []struct {
@@ -209,23 +209,23 @@ func TestMessagesOfDatabases(t *testing.T) {
 		own     int
 		message string
 		wakes   bool
-		left    time.Duration // for which the name is held, if the message is accepted and does not wake
+		left    time.Duration // how long the name is held, if the message is accepted and does not wake
 	}{
 		{own: 1, message: ReleaseMessage(1), wakes: true},
 		{own: 1, message: ReleaseMessage(2)},
 		{own: 2, message: ReleaseMessage(2), wakes: true},
 		{own: 2, message: ReleaseMessage(3)},
-		{own: 2, message: ReleaseMessage(1), wakes: true}, // perhaps of Java
+		{own: 2, message: ReleaseMessage(1), wakes: true}, // perhaps from Java
 		{own: 0, message: ReleaseMessage(2), wakes: true},
 		{own: 2, message: ReleaseMessage(0), wakes: true},
 		{own: 17, message: ReleaseMessage(17), wakes: true},
-		{own: 1, message: "1", wakes: true},   // of a read-write lock
+		{own: 1, message: "1", wakes: true},   // from a read-write lock
 		{own: 1, message: "100", wakes: true}, // permits
 		{own: 2, message: held(2, 1000), left: time.Second},
 		{own: 2, message: held(1, 1000)},
 		{own: 2, message: held(0, 1000), left: time.Second},
 		{own: 0, message: held(2, 1000), left: time.Second},
-		{own: 2, message: "-1000000000", left: time.Second}, // of an earlier version
+		{own: 2, message: "-1000000000", left: time.Second}, // from an earlier version
 		{own: lastLabel, message: held(lastLabel, 1000), left: time.Second},
 		{own: lastLabel, message: held(lastLabel-1, 1000)},
 		{own: lastLabel + 1, message: held(lastLabel+1, 1000), left: time.Second},

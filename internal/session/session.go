@@ -1,7 +1,7 @@
 // Package session is the common part of drivers whose locks are attached to
 // sessions with a server, such as ephemeral nodes or keys with a lease. It
-// manages the open sessions, their users and their end. The driver makes a
-// session at the server, keeps it alive and ends it.
+// manages the open sessions, their users and their end. The driver creates a
+// session on the server, keeps it alive and ends it.
 //
 // A driver embeds Frame in its session, implements Member, and makes a Pool:
 //
@@ -47,8 +47,9 @@ import (
 
 // Member is a driver's session: a pointer to a struct that embeds Frame.
 type Member interface {
-	// Start makes the session at the server, and calls Begin of its End. Start
-	// is called once, on the goroutine of the frame. Board returns its error.
+	// Start creates the session on the server, and calls Begin of its End.
+	// Start is called once, on the goroutine of the frame. Board returns its
+	// error.
 	Start() error
 
 	// Tend does the work that is due, and returns the latest time at which it
@@ -61,7 +62,7 @@ type Member interface {
 	// notifies no holder. Lose is called once, by Die, before Over is closed.
 	Lose(cause error)
 
-	// Bury ends the session at the server, if the server can be reached. It is
+	// Bury ends the session on the server, if the server can be reached. It is
 	// called once, after Start has returned, on its own goroutine. A session
 	// whose Start has failed is buried too.
 	Bury()
@@ -72,7 +73,7 @@ type Member interface {
 // Policy defines how long sessions without users are kept and how many users a
 // session accepts. It must not change after the first Board.
 type Policy struct {
-	// Idle is the time for which a session without users is kept.
+	// Idle is how long a session without users is kept.
 	Idle time.Duration
 
 	// Usual, if not 0, is a TTL whose oldest session is kept even without
@@ -276,8 +277,7 @@ func (f *Frame) Look() {
 }
 
 // Retire lets no more users in. When the last user has left, the session dies,
-// because nothing else is certain to end the effects of a request without an
-// answer.
+// because nothing else is certain to end the effects of an unanswered request.
 func (f *Frame) Retire() {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()

@@ -53,7 +53,7 @@ func (m *member) Tend() time.Duration {
 	if m.dies.Load() {
 		m.note("tended")
 		m.Die(driver.ErrSessionEnded)
-		m.Look() // as if its users leave at once
+		m.Look() // as if its users left immediately
 		return 0
 	}
 	return time.Duration(m.End.At() - m.now())

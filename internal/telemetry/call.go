@@ -28,7 +28,7 @@ type Call struct {
 	context   trace.SpanContext // context of span
 
 	// Serialized by the owner of the hold, and settled when the call returns.
-	joined   bool      // the lease is of a hold that its owner already had
+	joined   bool      // the lease belongs to a hold that its owner already had
 	granted  time.Time // when its hold began; zero if the call has no hold
 	finished time.Time // when its hold ended; settled when EndHold has returned
 

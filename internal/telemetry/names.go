@@ -16,7 +16,7 @@ const (
 	// renewal succeeds or the hold ends
 	spanRenew  = "dsync.renew"
 	spanLoss   = "dsync.loss"
-	spanExpire = "dsync.expire" // of a lease that ended as requested by ExpireAfter
+	spanExpire = "dsync.expire" // when a lease ends as ExpireAfter requested
 
 	spanCampaign = "dsync.election.campaign"
 	spanTerm     = "dsync.election.term"

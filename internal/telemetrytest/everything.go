@@ -12,9 +12,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything makes every event happen that telemetry reports. Spans,
-// metrics and logs go to the destinations in o. It runs in a bubble of
-// testing/synctest. The names of the locks have classes.
+// Everything triggers every event that telemetry reports. Spans, metrics and
+// logs go to the destinations in o. It runs in a bubble of testing/synctest.
+// The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
 	t.Helper()
 	o.TTL = 10 * time.Second
@@ -68,7 +68,7 @@ func (s *stage) unlock(leases ...*dsync.Lease) {
 	}
 }
 
-// close waits for reports of background work.
+// close closes clients, so that background work has been reported.
 func (s *stage) close(clients ...*dsync.Client) {
 	for _, c := range clients {
 		_ = c.Close(context.Background())

@@ -316,9 +316,9 @@ func TestTelemetryClass(t *testing.T) {
 	})
 }
 
-// TestTelemetryLinksToTheHolderThatMatters lets several calls overtake one that
-// waits. It links to the first holder and to the one that held the lock
-// longest.
+// TestTelemetryLinksToTheHolderThatMatters lets several calls overtake a
+// waiting call. That call links to the first holder and to the holder that held
+// the lock longest.
 func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	for name, clients := range map[string]int{"of the same client": 1, "of other clients": 4} {
 		t.Run(name, func(t *testing.T) {

@@ -248,7 +248,7 @@ func TestOutageThatFlaps(t *testing.T) {
 }
 
 // TestOutageAtClose closes a client whose backend is out of reach. The
-// remaining events are reported, and the client is in no state afterwards.
+// remaining events are reported, and afterwards the client counts in no state.
 func TestOutageAtClose(t *testing.T) {
 	for name, o := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -366,7 +366,7 @@ func TestExpiryAsAsked(t *testing.T) {
 	}
 }
 
-// TestManyLossesAreSummedUp removes many locks at once while the backend is in
+// TestManyLossesAreSummedUp removes many locks together while the backend is in
 // reach.
 func TestManyLossesAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -95,7 +95,7 @@ type env struct {
 	requests map[string]*request
 	leases   map[string]*dsync.Lease
 	blocked  map[string]span // times at which a call was blocked, by its request
-	held     time.Duration   // time for which a lock is held while another call waits for it
+	held     time.Duration   // how long a lock is held while another call waits for it
 }
 
 type client struct {

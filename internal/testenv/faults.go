@@ -124,7 +124,8 @@ func (c *Certificates) server(tb testing.TB) *tls.Config {
 }
 
 // Wire returns a network to the server at target (host:port) that can be
-// disturbed until the test ends, and the address that leads through it.
+// disturbed until the test ends, and the address that leads through this
+// network.
 func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 	tb.Helper()
 	w = new(wire.Wire)

@@ -246,8 +246,8 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 		s.Nodes = append(s.Nodes, redisAt(tb, hosts[(i+1)%len(hosts)],
 			append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)))
 	}
-	// Sentinels discover replicas by querying the primary, which they do at
-	// once and then rarely.
+	// Sentinels discover replicas by querying the primary, which they do
+	// immediately and then rarely.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
 			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })

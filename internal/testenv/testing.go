@@ -47,8 +47,8 @@ func need(tb testing.TB, binary, pkg string) string {
 	return path
 }
 
-// provided returns the path of a file in the folder that DSYNC_TEST_SERVERS
-// names, or "". The servers in that folder replace the usual ones.
+// provided returns the path of a file in the directory that DSYNC_TEST_SERVERS
+// names, or "". The servers in that directory replace the usual ones.
 func provided(name string) string {
 	dir := os.Getenv("DSYNC_TEST_SERVERS")
 	if dir == "" {
@@ -136,8 +136,8 @@ func affinity(cpus string, pid int) error {
 }
 
 // Eventually waits until cond returns true. If this takes so long that only a
-// hang explains it, Eventually fails the test with the message what. Use it for
-// server state whose changes are not reported.
+// hang explains it, Eventually fails the test with what as the message. Use it
+// for server state whose changes are not reported.
 func Eventually(tb testing.TB, cond func() bool, what string) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
