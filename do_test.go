@@ -93,11 +93,11 @@ func TestDoTellsWhetherFnHasRun(t *testing.T) {
 			runs      bool
 			want, not error
 		}{
-			"locked":                      {name: "taken", want: dsync.ErrLocked, not: failed},
-			"out of reach":                {name: "x", fault: &memory.Fault{Kind: memory.CutOff, On: memory.Acquires, Times: 1}, want: dsync.ErrUnavailable, not: failed},
-			"fn fails":                    {name: "x", fn: failed, runs: true, want: failed, not: dsync.ErrUnknown},
-			"unlock unknown":              {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, runs: true, want: dsync.ErrUnknown, not: dsync.ErrLost},
-			"fn fails and the outcome of the unlock is unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
+			"locked":         {name: "taken", want: dsync.ErrLocked, not: failed},
+			"out of reach":   {name: "x", fault: &memory.Fault{Kind: memory.CutOff, On: memory.Acquires, Times: 1}, want: dsync.ErrUnavailable, not: failed},
+			"fn fails":       {name: "x", fn: failed, runs: true, want: failed, not: dsync.ErrUnknown},
+			"unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, runs: true, want: dsync.ErrUnknown, not: dsync.ErrLost},
+			"fn fails, outcome of the unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
 		} {
 			if test.fault != nil {
 				d.Inject(*test.fault)
