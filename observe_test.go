@@ -111,7 +111,7 @@ func TestObserve(t *testing.T) {
 	})
 }
 
-// TestObserveIsTold has a driver that reports changes, so there is no delay.
+// TestObserveIsTold uses a driver that reports changes, so there is no delay.
 func TestObserveIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

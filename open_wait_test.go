@@ -81,7 +81,7 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 }
 
 // TestOpenLogsByDefault waits without a Logger. A record goes to the default
-// Logger if nothing else ends the wait.
+// Logger if no deadline ends the wait.
 func TestOpenLogsByDefault(t *testing.T) {
 	old := slog.Default()
 	defer slog.SetDefault(old)
@@ -202,7 +202,7 @@ func TestPinger(t *testing.T) {
 	})
 }
 
-// TestPingOfARefusedClient has a server that refuses the user, or the name.
+// TestPingOfARefusedClient uses a server that refuses the user, or the name.
 func TestPingOfARefusedClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &pinger{Driver: memory.New(nil), refuses: fmt.Errorf("%w: wrong user", driver.ErrCredentials)}

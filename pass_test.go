@@ -143,7 +143,7 @@ func TestPassThatFails(t *testing.T) {
 	}
 }
 
-// TestPassUnderWay lets an event happen between the request and its answer.
+// TestPassUnderWay lets an event happen between the request and its response.
 func TestPassUnderWay(t *testing.T) {
 	for _, tt := range []struct {
 		name               string

@@ -113,7 +113,8 @@ func TestPermitsExtendAndLeave(t *testing.T) {
 	})
 }
 
-// Callers for free permits ask concurrently, a limited number at a time.
+// Callers for free permits send requests concurrently, a limited number at a
+// time.
 func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -136,8 +137,8 @@ func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	})
 }
 
-// While one call waits at the backend, no other call of its client asks, and
-// TryLock is refused.
+// While one call waits on the backend, no other call of its client sends a
+// request, and TryLock is refused.
 func TestPermitsWaitInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
@@ -203,7 +204,7 @@ func TestPermitsAreHandedOver(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		wait(dsync.Permits(1, 2)) // at the backend
+		wait(dsync.Permits(1, 2)) // on the backend
 		wait(dsync.Permits(2, 0))
 		mustUnlock(t, held)
 		next := <-got

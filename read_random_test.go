@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls.
-// While a writer holds the name, no other owner holds it.
+// TestRandomReadsAndWrites is like TestRandomCalls, but in all modes and with
+// nested calls. While a writer holds the name, no other owner holds it.
 func TestRandomReadsAndWrites(t *testing.T) {
 	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {

@@ -50,11 +50,12 @@ import (
 type Locker interface {
 	// Lock waits until it holds name or ctx is done. ctx bounds only the wait:
 	// its cancellation after the grant does not end the lease. While the
-	// backend is out of reach, Lock tries again. Other errors return at once.
+	// backend is out of reach, Lock tries again. Other errors return
+	// immediately.
 	//
 	// If ctx ends while a grant is on its way, Lock returns either the lease or
 	// an error. After an error nothing is held, and the caller is not in a
-	// queue. The remains of a request without an answer are cleaned up in the
+	// queue. The remains of an unanswered request are cleaned up in the
 	// background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are
@@ -135,7 +136,7 @@ func (c *Client) checkTTL(d time.Duration) error {
 // While the backend is out of reach, Open tries again until ctx is done, and
 // logs this once. So give ctx a deadline: without a deadline and without a
 // Logger, the record goes to slog.Default. Other errors, such as a wrong
-// password, return at once.
+// password, return immediately.
 //
 // All drivers have these parameters:
 //

@@ -96,9 +96,9 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt makes the watchdog check the hold or view again at the given time.
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. If only renewals
+// renewNow makes the next renewal of a hold due immediately. If only renewals
 // reveal a removal, the backend is queried instead, because a renewal might
-// restore a hold that is being removed from several nodes. The answer to a
+// restore a hold that is being removed from several nodes. The response to a
 // renewal that was sent earlier proves nothing, so another renewal follows.
 // Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {

@@ -54,7 +54,7 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
-// TestWatchRemoval has a driver notice a removal while an earlier renewal is
+// TestWatchRemoval lets a driver notice a removal while an earlier renewal is
 // pending.
 func TestWatchRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -101,8 +101,8 @@ func TestWatchRemoval(t *testing.T) {
 	})
 }
 
-// TestWatchRemovalAsksUntilItIsAnswered: after a query without an answer the
-// client queries again, because a renewal might restore the hold.
+// TestWatchRemovalAsksUntilItIsAnswered: after an unanswered query the client
+// queries again, because a renewal might restore the hold.
 func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		removed := make(chan func(), 1)
@@ -122,8 +122,8 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	})
 }
 
-// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late and moves the
-// end at the backend does not change the deadline of the ended lease.
+// TestDeadlineOfAnEndedLeaseStays: a response that arrives late and moves the
+// end on the backend does not change the deadline of the ended lease.
 func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var granted *stubLease
@@ -142,7 +142,7 @@ func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	})
 }
 
-// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s query the
+// TestRemovalOfAFixedLeaseIsTold lets a client with a TTL of 10 s query the
 // backend for fixed leases every third of the TTL.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

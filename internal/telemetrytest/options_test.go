@@ -358,7 +358,7 @@ func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	}
 }
 
-// TestTelemetryNote covers the note of a holder that others can read.
+// TestTelemetryNote covers a holder's note that other clients can read.
 func TestTelemetryNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, note := range []string{"", "host 7"} {

@@ -19,7 +19,7 @@ type gate struct {
 
 const (
 	gateLoss   = 2 // times the stated ratio
-	gateRounds = 5 // in which the floor and dsync take turns
+	gateRounds = 5 // the number of rounds, in which the floor and dsync take turns
 	gateTries  = 5 // all of which must find the gate closed
 )
 

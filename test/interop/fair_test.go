@@ -406,7 +406,7 @@ func fairDelete(t *testing.T, b *bed) {
 
 // fairLongHold covers waiters whose time has expired. The next request of any
 // Redisson client removes such a waiter from the queue. A Go waiter that was
-// next is next again.
+// next then becomes next again.
 func fairLongHold(t *testing.T, b *bed) {
 	name := fresh("long")
 	j := b.redisson.thread(name, "fair", name)

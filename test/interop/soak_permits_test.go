@@ -199,7 +199,7 @@ func soakPermits(t *testing.T, version string) {
 	b.onlyLimit(t, name)
 }
 
-// takeAll acquires all permits at once, releases them, and closes the client.
+// takeAll acquires all permits together, releases them, and closes the client.
 func takeAll(t *testing.T, c *dsync.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)

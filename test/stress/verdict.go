@@ -24,7 +24,7 @@ type Result struct {
 	Most           int // largest number of permits held at a time, as reported by their holders
 	Verdict        *history.Verdict
 	Bound          time.Duration // upper bound of Regained
-	Slices         int           // for which porcupine found an order
+	Slices         int           // slices for which porcupine found an order
 	Inconclusive   int           // slices for which porcupine ran out of time
 	// the longest time from the end of a fault until a name was granted again
 	Regained time.Duration

@@ -172,7 +172,7 @@ type excess struct {
 // TestPermitsOfFleet makes processes of both libraries acquire and release
 // permits while they are killed one after the other. The processes must not
 // claim to hold permits beyond the limit, and no process may claim a lease that
-// is beyond the limit at the server.
+// is beyond the limit on the server.
 func TestPermitsOfFleet(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, commands(t, "Semaphore")[newest], "-Dznode.container.checkIntervalMs=100").on("permits")
@@ -359,7 +359,7 @@ func checkClaims(t *testing.T, claims []claim, limit int) {
 }
 
 // checkExcesses checks that no process claimed to hold a lease beyond the limit
-// at the server.
+// on the server.
 func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 	t.Helper()
 	by := map[string][]claim{}

@@ -107,7 +107,7 @@ type shop struct {
 // to be left.
 type sale struct{ issued, refused, remaining int }
 
-// open lets all buyers in at once. If there is no lock name, they use no lock.
+// open lets all buyers in together. If there is no lock name, they use no lock.
 func (s *shop) open(ctx context.Context, lock string, out io.Writer, title string) (sale, error) {
 	if err := s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.Itoa(coupons)).Build()).Error(); err != nil {
 		return sale{}, err
