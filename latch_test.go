@@ -223,7 +223,7 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 		d.asked.Store(0)
 		time.Sleep(10*c.TTL() - 1)
 		if n := d.asked.Load(); n > 30 {
-			t.Errorf("1,000 waits asked %d times in 10 TTLs, want 30", n)
+			t.Errorf("1,000 waits caused %d queries in 10 TTLs, want 30", n)
 		}
 		countDown(t, l)
 		time.Sleep(c.TTL() / 3)

@@ -163,7 +163,7 @@ func TestLayoutDependencies(t *testing.T) {
 		}
 	}
 	if got, want := slices.Sorted(maps.Keys(modules)), slices.Sorted(slices.Values(rootModules)); !slices.Equal(got, want) {
-		t.Errorf("modules that a user of package dsync compiles: got %q, want %q: every one more needs a reason", got, want)
+		t.Errorf("modules that a user of package dsync compiles: got %q, want %q: each additional module needs a reason", got, want)
 	}
 	for _, p := range goList(t, "./...") {
 		dir, _ := relative(p.ImportPath)

@@ -47,7 +47,7 @@ func TestHoldAtLeast(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 		if err := lease.Err(); !errors.Is(err, dsync.ErrNotHeld) {
-			t.Errorf("after Unlock the lease says %v, want ErrNotHeld", err)
+			t.Errorf("after Unlock the lease reports %v, want ErrNotHeld", err)
 		}
 		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
 			t.Errorf("TryLock of the same client: %v, want ErrLocked", err)
@@ -77,7 +77,7 @@ func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 				t.Errorf("Close: %v", err)
 			}
 			if lease.Err() == nil || held.Err() == nil {
-				t.Error("a lease goes on after Close")
+				t.Error("a lease continues after Close")
 			}
 			mustLock(t, other, "held").Unlock(t.Context())
 			takenUntil(t, other, "x", 50*time.Minute)
@@ -198,7 +198,7 @@ func TestHoldAtLeastOfAHoldThatIsOver(t *testing.T) {
 
 		lease = mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
 		if err := other.ForceUnlock(t.Context(), "x"); err != nil || lease.Err() == nil {
-			t.Errorf("ForceUnlock: %v, and the lease says %v", err, lease.Err())
+			t.Errorf("ForceUnlock: %v, and the lease reports %v", err, lease.Err())
 		}
 		mustLock(t, other, "x")
 	})
@@ -355,7 +355,7 @@ func TestCloseDuringUnlockIsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := d.Inspect(t.Context(), "x"); !errors.Is(err, dsync.ErrClosed) {
-			t.Errorf("after Close the driver says %v, want ErrClosed", err)
+			t.Errorf("after Close the driver returns %v, want ErrClosed", err)
 		}
 		if err := <-unlocked; !errors.Is(err, dsync.ErrUnknown) {
 			t.Errorf("Unlock: %v, want ErrUnknown", err)

@@ -48,7 +48,7 @@ func TestNesting(t *testing.T) {
 					owner = o.ID()
 				}
 				if lease.Token() != under.Token() || lease.Owner() != owner {
-					t.Errorf("token %d, owner %s; want %d, %s", lease.Token(), lease.Owner(), under.Token(), owner)
+					t.Errorf("token %d, owner %s; want token %d, owner %s", lease.Token(), lease.Owner(), under.Token(), owner)
 				}
 				mustUnlock(t, lease, tried)
 			}

@@ -18,7 +18,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := c.TTL(), 5*time.Second; got != want {
-		t.Errorf("TTL %v, want that of the URL, %v", got, want)
+		t.Errorf("TTL %v, want the URL's TTL, %v", got, want)
 	}
 	if got := c.Info(); got.Name != "memory" || got.Detect == 0 {
 		t.Errorf("Info: %+v", got)

@@ -26,7 +26,7 @@ func TestGrantThatComesTooLateIsGivenBackAndAskedAgain(t *testing.T) {
 		synctest.Wait()
 		asked, back := d.asked(), d.gaveBack()
 		if len(asked) != 2 || len(back) != 1 || back[0].request != asked[0] {
-			t.Fatalf("%d requests, %d given back; want 2 requests, the first given back", len(asked), len(back))
+			t.Fatalf("%d requests, %d released; want 2 requests, the first released", len(asked), len(back))
 		}
 		if asked[0].Hold == asked[1].Hold {
 			t.Errorf("both attempts have the hold %q", asked[0].Hold)
@@ -79,7 +79,7 @@ func TestHoldLostBeforeAcquireReturnedIsAskedAgainAndNotReleased(t *testing.T) {
 				t.Errorf("%d requests, want 2", got)
 			}
 			if got := len(d.gaveBack()); got != 0 {
-				t.Errorf("%d releases, want none: what is left of a lost hold is the driver's", got)
+				t.Errorf("%d releases, want none: the driver removes the remains of a lost hold", got)
 			}
 		})
 	}
@@ -120,7 +120,7 @@ func TestTryLockAsksOnce(t *testing.T) {
 				t.Errorf("TryLock: %v, want %v", err, answer)
 			}
 			if got := len(d.asked()); got != 1 || !d.asked()[0].NoWait {
-				t.Errorf("%d requests, want one that does not wait", got)
+				t.Errorf("%d requests, want one request that does not wait", got)
 			}
 		})
 	}

@@ -218,7 +218,7 @@ func TestPermitsAreHandedOver(t *testing.T) {
 		}
 		for range 2 {
 			if l := <-got; l != nil {
-				t.Errorf("one who waits was granted permits that were given back")
+				t.Errorf("a waiter was granted permits that were released")
 			}
 		}
 	})
@@ -275,16 +275,16 @@ func TestPermitsNest(t *testing.T) {
 			name string
 			opt  dsync.LockOption
 		}{
-			"one too many":                {a, under, "x", dsync.Permits(2, 3)},
-			"one too many, twice":         {o, twice, "x", dsync.Permits(2, 3)},
-			"a lock under permits":        {a, under, "x", dsync.Write()},
-			"a read under permits":        {a, under, "x", dsync.Read()},
-			"permits under a lock":        {a, locked, "y", dsync.Permits(1, 3)},
-			"a lock of who has permits":   {o, t.Context(), "x", dsync.LockOption{}},
-			"a read of who has permits":   {o, t.Context(), "x", dsync.Read()},
-			"permits of who has the lock": {o, t.Context(), "y", dsync.Permits(1, 3)},
-			"permits under its own lock":  {o, locked, "y", dsync.Permits(1, 3)},
-			"its own lock under permits":  {o, under, "x", dsync.Write()},
+			"one permit too many":                   {a, under, "x", dsync.Permits(2, 3)},
+			"one permit too many, under two leases": {o, twice, "x", dsync.Permits(2, 3)},
+			"a lock under permits":                  {a, under, "x", dsync.Write()},
+			"a read under permits":                  {a, under, "x", dsync.Read()},
+			"permits under a lock":                  {a, locked, "y", dsync.Permits(1, 3)},
+			"a lock for a holder of permits":        {o, t.Context(), "x", dsync.LockOption{}},
+			"a read for a holder of permits":        {o, t.Context(), "x", dsync.Read()},
+			"permits for the holder of the lock":    {o, t.Context(), "y", dsync.Permits(1, 3)},
+			"permits under its own lock":            {o, locked, "y", dsync.Permits(1, 3)},
+			"its own lock under permits":            {o, under, "x", dsync.Write()},
 		} {
 			if _, err := tt.l.Lock(tt.ctx, tt.name, tt.opt); !errors.Is(err, dsync.ErrDeadlock) {
 				t.Errorf("%s: Lock: %v, want ErrDeadlock", what, err)
@@ -331,7 +331,7 @@ func TestLimitOfPermits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first, second := <-waiting, <-waiting; errors.Join(first, second) == nil || !errors.Is(errors.Join(first, second), dsync.ErrLimit) || first != nil && second != nil {
-			t.Errorf("of two who waited one should be granted the new permit, and one get ErrLimit: %v, %v", first, second)
+			t.Errorf("got %v and %v, want the new permit for one waiter, and ErrLimit for the other", first, second)
 		}
 		if err := a.SetLimit(t.Context(), "x", 1); err != nil || held.Err() != nil {
 			t.Errorf("error %v and lease %v after the limit was lowered", err, held.Err())

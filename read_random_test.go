@@ -64,14 +64,14 @@ func (m *model) enter(l *dsync.Lease, reads bool) {
 	defer m.mu.Unlock()
 	for other, alsoReads := range m.reads {
 		if other.Owner() != l.Owner() && !(reads && alsoReads) {
-			m.t.Errorf("%s (reads: %v) has the name beside %s (reads: %v)", l.Owner(), reads, other.Owner(), alsoReads)
+			m.t.Errorf("%s (reads: %v) holds the name together with %s (reads: %v)", l.Owner(), reads, other.Owner(), alsoReads)
 		}
 		if reads && alsoReads && other.Token() != l.Token() {
 			m.together.Add(1)
 		}
 	}
 	if reads && l.Token() < m.writer || !reads && l.Token() < m.last {
-		m.t.Errorf("token %d (reads: %v) after %d, of who wrote %d", l.Token(), reads, m.last, m.writer)
+		m.t.Errorf("token %d (reads: %v) after %d, the last writer's token is %d", l.Token(), reads, m.last, m.writer)
 	}
 	if m.last = max(m.last, l.Token()); !reads {
 		m.writer = m.last

@@ -169,7 +169,7 @@ func TestStreamOfReaders(t *testing.T) {
 			start := time.Now()
 			mustUnlock(t, mustLock(t, l, "x"))
 			if got, want := time.Since(start), 100*time.Millisecond+length; got > want {
-				t.Errorf("who writes waited %v, want at most %v", got, want)
+				t.Errorf("the writer waited %v, want at most %v", got, want)
 			}
 			time.Sleep(time.Second)
 		}
@@ -198,7 +198,7 @@ func TestReadWithExpireAfterIsNotShared(t *testing.T) {
 		time.Sleep(time.Second)
 		mustLock(t, o, "x", dsync.Read())
 		if got := len(d.asked()); got != 4 {
-			t.Errorf("%d requests, want none by an Owner that reads already", got-4)
+			t.Errorf("%d requests, want none by an Owner that is already reading", got-4)
 		}
 	})
 }
@@ -234,7 +234,7 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 		time.Sleep(time.Second)
 		s, err := b.Inspect(t.Context(), "x")
 		if err != nil || s.Waiters != 1 {
-			t.Errorf("%d wait at the backend for all, want 1; error %v", s.Waiters, err)
+			t.Errorf("%d requests wait on the backend, want 1 for all readers; error %v", s.Waiters, err)
 		}
 		mustUnlock(t, writer)
 		wg.Wait()

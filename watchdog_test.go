@@ -117,7 +117,7 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 		(<-removed)()
 		<-l.Done()
 		if got := d.looks.Load(); got != 3 {
-			t.Errorf("asked %d times, want 3 times", got)
+			t.Errorf("queried %d times, want 3 times", got)
 		}
 	})
 }
@@ -243,7 +243,7 @@ func TestLossOnTheLocalClock(t *testing.T) {
 					t.Errorf("Unlock of a lost lease: %v, want ErrLost and ErrNotHeld", err)
 				}
 				if got := len(d.gaveBack()); got != 0 {
-					t.Errorf("%d releases before the hold was past at the backend: that gives the margin away", got)
+					t.Errorf("%d releases before the hold had ended on the backend: that gives up the margin", got)
 				}
 				time.Sleep(2 * time.Minute)
 				back := d.gaveBack()
@@ -268,7 +268,7 @@ func TestRenewalThatFindsTheHoldGoneIsLossAtOnce(t *testing.T) {
 		l := mustLock(t, newStub(t, d), "x")
 		<-l.Done()
 		if got, want := time.Since(start), 10*time.Second/3; got < want-10*time.Second/64 || got > want {
-			t.Errorf("lost after %v, want at the first renewal, after %v, and a sixty-fourth of the TTL before at the earliest", got, want)
+			t.Errorf("lost after %v, want a loss at the first renewal, after %v or up to a sixty-fourth of the TTL earlier", got, want)
 		}
 		time.Sleep(time.Minute)
 		if got := len(d.gaveBack()); got != 0 {

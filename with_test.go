@@ -51,7 +51,7 @@ func TestWith(t *testing.T) {
 		for _, again := range []dsync.Locker{writers, c, c.NewOwner(), readers} {
 			_, err := dsync.LockOn(t.Context(), dsync.Target{Locker: readers, Names: []string{"x"}}, dsync.Target{Locker: again, Names: []string{"y", "x"}})
 			if err == nil || !strings.Contains(err.Error(), "twice") {
-				t.Errorf("error %v for a name that is given twice on one client", err)
+				t.Errorf("error %v for a name that is passed twice on one client", err)
 			}
 		}
 	})

@@ -41,7 +41,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil:
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, dsync.ErrLocked):
-		http.Error(w, "another request works on this", http.StatusConflict)
+		http.Error(w, "another request is already working on this", http.StatusConflict)
 	default:
 		unavailable(w)
 	}

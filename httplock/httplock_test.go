@@ -37,7 +37,7 @@ func TestSerialize(t *testing.T) {
 		var inside atomic.Int32
 		h := Serialize(client, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 			if inside.Add(1) > 1 {
-				t.Error("two requests at once")
+				t.Error("two requests ran at the same time")
 			}
 			time.Sleep(time.Second)
 			inside.Add(-1)

@@ -23,7 +23,7 @@ func (f figure) off() float64 { return f.simulated/f.measured - 1 }
 func (f figure) check(t *testing.T) {
 	t.Helper()
 	if math.IsNaN(f.off()) || math.Abs(f.off()) > within {
-		t.Errorf("%s, %s: the simulation has %.4g, measured was %.4g: %+.0f %%", f.row, f.column, f.simulated, f.measured, 100*f.off())
+		t.Errorf("%s, %s: the simulated value is %.4g, the measured value %.4g: %+.0f %%", f.row, f.column, f.simulated, f.measured, 100*f.off())
 	}
 }
 
@@ -73,7 +73,7 @@ func TestCrowdsNeedEachPart(t *testing.T) {
 		m := test.without()
 		f := figure{measured: test.measured, simulated: crowd(t, m, 0, test.n, 1, time.Millisecond, bout(test.n)).perSecond}
 		if math.Abs(f.off()) <= within {
-			t.Errorf("%s without %s, %d clients: %.4g is near the measured %.4g all the same", m.name, test.part, test.n, f.simulated, f.measured)
+			t.Errorf("%s without %s, %d clients: %.4g is near the measured %.4g anyway", m.name, test.part, test.n, f.simulated, f.measured)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func ObserverComesBack(t *testing.T, server string, url func(addr string) string
 			time.Sleep(observerAwayFor / 2)
 			select {
 			case owner := <-seen:
-				t.Fatalf("the observer has seen %q while it was cut off", owner)
+				t.Fatalf("the observer saw %q while it was cut off", owner)
 			default:
 			}
 			late := openClient(t, url(server))

@@ -44,7 +44,7 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 		}
 		begun = true
 		go func() { answer <- db.transact(ctx, level, second) }()
-		testenv.Eventually(t, func() bool { return len(answer) == 1 || db.waits(t) }, "the second waits, or has ended")
+		testenv.Eventually(t, func() bool { return len(answer) == 1 || db.waits(t) }, "the second transaction waits, or has ended")
 		return last(ctx, tx)
 	})
 	if !begun {
@@ -53,7 +53,7 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 	select {
 	case ofSecond = <-answer:
 	case <-time.After(time.Minute):
-		t.Fatal("the second has not ended")
+		t.Fatal("the second transaction has not ended")
 	}
 	return ofFirst, ofSecond
 }
@@ -110,7 +110,7 @@ func writerMeetsWriter(t *testing.T, db *database) {
 		want          error
 	}{
 		{"late", 4, 3, keep, guard.ErrStale},
-		{"late, the other does not write", 4, 3, undo, nil},
+		{"late, but the other does not write", 4, 3, undo, nil},
 		{"in time", 3, 4, keep, nil},
 		{"the same holder", 3, 3, keep, nil},
 	} {
@@ -153,7 +153,7 @@ func readerMeetsWriter(t *testing.T, db *database) {
 		want           error
 	}{
 		{"late", 4, 3, keep, guard.ErrStale},
-		{"late, the writer does not write", 4, 3, undo, nil},
+		{"late, but the writer does not write", 4, 3, undo, nil},
 		{"in time", 3, 4, keep, nil},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -280,7 +280,7 @@ func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 		if errors.Is(err, guard.ErrStale) {
 			var kept uint64
 			if lookup := db.QueryRowContext(t.Context(), "select balance from account").Scan(&kept); lookup == nil && kept <= token {
-				t.Errorf("token %d was refused, and the last that was written is %d", token, kept)
+				t.Errorf("token %d was refused, and the last written token is %d", token, kept)
 			}
 		}
 		return err

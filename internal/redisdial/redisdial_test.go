@@ -181,7 +181,7 @@ func TestAnswerWithoutARequest(t *testing.T) {
 			t.Errorf("an answer to a request: got %q and %v", b[:n], err)
 		}
 		if !asks && (n != 0 || err == nil || !strings.Contains(err.Error(), "max number of clients")) {
-			t.Errorf("an answer without a request: got %q and %v, want an error that quotes it", b[:n], err)
+			t.Errorf("an answer without a request: got %q and %v, want an error that quotes the answer", b[:n], err)
 		}
 	}
 }

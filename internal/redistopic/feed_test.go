@@ -67,7 +67,7 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 	select {
 	case <-topic.Wake:
 	case <-time.After(hangGuard):
-		t.Fatalf("no waiter asks, although %s", why)
+		t.Fatalf("no waiter sends a request, although %s", why)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	want("b", 1, 1)
 	again := ln.Join("b", 0)
 	if len(again.Wake) != 1 {
-		t.Error("a waiter for a channel that was not left yet does not ask at once")
+		t.Error("a waiter for a channel that was not left yet does not send a request immediately")
 	}
 	want("b", 1, 0)
 	again.LeaveForGood()

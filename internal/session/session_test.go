@@ -116,7 +116,7 @@ func TestUsersShareASession(t *testing.T) {
 		}
 		a.Retire()
 		if c := board(t, p, 0); c == a {
-			t.Error("a retired session takes users")
+			t.Error("a retired session accepts users")
 		}
 		a.Leave(0)
 		synctest.Wait()
@@ -136,12 +136,12 @@ func TestLoad(t *testing.T) {
 		big := board(t, p, 100) // a session without load has room for any user
 		a, b := board(t, p, 6), board(t, p, 4)
 		if a == big || a != b {
-			t.Errorf("got %p and %p beside %p, want one session for both", a, b, big)
+			t.Errorf("got %p and %p, and %p for the load that is too large; want one session for the first two", a, b, big)
 		}
 		a.Leave(4)
 		a.AddLoad(4)
 		if c := board(t, p, 1); c == a {
-			t.Error("what a user left behind counts for nothing")
+			t.Error("the load that a user left behind does not count")
 		}
 	})
 }

@@ -60,7 +60,7 @@ func TestTelemetryOfElections(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("the candidate: %v", err)
 		}
-		wants("one waits no more", 1, 1)
+		wants("one no longer waits", 1, 1)
 		if err := leader.ForceUnlock(t.Context(), "planner"); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestTelemetryOfElections(t *testing.T) {
 			"\n  dsync.acquire {":            4,
 		} {
 			if got := strings.Count(spans, part); got != n {
-				t.Errorf("%q is %d times, want %d, in the spans\n%s", part, got, n, spans)
+				t.Errorf("%q appears %d times, want %d, in the spans\n%s", part, got, n, spans)
 			}
 		}
 	})

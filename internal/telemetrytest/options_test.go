@@ -201,7 +201,7 @@ func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
 		}
 		got := fmt.Sprint(ob.spans.GetSpans())
 		if !strings.Contains(got, "cut off") || strings.Contains(got, "number") {
-			t.Errorf("spans:\n%s\nwant what the backend said, without the cause of the context", got)
+			t.Errorf("spans:\n%s\nwant the backend's error, without the cause of the context", got)
 		}
 	})
 }
@@ -224,7 +224,7 @@ func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
 			"dsync.hold.count {dsync.driver=memory} 0",
 		} {
 			if !strings.Contains(got, want) {
-				t.Errorf("reported:\n%swant %q among it", got, want)
+				t.Errorf("reported:\n%swant %q in it", got, want)
 			}
 		}
 	})
@@ -426,7 +426,7 @@ func TestTelemetryHoldsUpNoRenewal(t *testing.T) {
 		<-mustLock(t, c, "lost", dsync.ExpireAfter(time.Second)).Done()
 		time.Sleep(time.Minute)
 		if err := kept.Unlock(t.Context()); err != nil {
-			t.Errorf("a lock that was renewed beside a handler that hangs: %v", err)
+			t.Errorf("a lock that was renewed while a handler hangs: %v", err)
 		}
 		close(handler.release)
 		synctest.Wait()

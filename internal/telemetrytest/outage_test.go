@@ -331,7 +331,7 @@ func TestExpiryAsAsked(t *testing.T) {
 			mustLock(t, o, "x")
 			return mustLock(t, o, "x", dsync.ExpireAfter(time.Second))
 		}, map[string]int{asked: 1}},
-		{"a re-entry that did not ask", func(t *testing.T, c *dsync.Client) *dsync.Lease {
+		{"a re-entry without ExpireAfter", func(t *testing.T, c *dsync.Client) *dsync.Lease {
 			o := c.NewOwner()
 			mustLock(t, o, "x", dsync.ExpireAfter(time.Second))
 			return mustLock(t, o, "x")
@@ -358,7 +358,7 @@ func TestExpiryAsAsked(t *testing.T) {
 						t.Errorf("%d losses, want %d", n, test.want[lost])
 					}
 					if !strings.Contains(ob.log.String(), "dsync.lock.fixed=") {
-						t.Errorf("record %swant one with dsync.lock.fixed", ob.log.String())
+						t.Errorf("record %swant a record with dsync.lock.fixed", ob.log.String())
 					}
 				})
 			})

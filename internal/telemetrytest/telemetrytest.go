@@ -305,7 +305,7 @@ func (e *env) checkWaits(stubs tracetest.SpanStubs) {
 			continue
 		}
 		if s.StartTime.Before(acquire.StartTime) || !s.EndTime.Equal(acquire.EndTime) {
-			e.Errorf("wait from %v to %v in an acquire from %v to %v, want one that ends with it",
+			e.Errorf("wait from %v to %v in an acquire from %v to %v, want a wait that ends with the acquire",
 				s.StartTime, s.EndTime, acquire.StartTime, acquire.EndTime)
 		}
 		want := e.blocked[byID[acquire.Parent.SpanID()].Name]

@@ -187,7 +187,7 @@ func (b *Browser) read() (m devMessage, err error) {
 	}
 	text, err := b.answers.ReadBytes(0)
 	if err != nil {
-		return m, fmt.Errorf("no answer of Chromium: %w", err)
+		return m, fmt.Errorf("no response from Chromium: %w", err)
 	}
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }

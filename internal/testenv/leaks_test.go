@@ -30,6 +30,6 @@ func TestAwaitGoroutines(t *testing.T) {
 		got = append(got, p.Line())
 	}
 	if got, want := strings.Join(got, " "), "0 1 0 0"; got != want {
-		t.Errorf("goroutines that are seen: got %s, want %s", got, want)
+		t.Errorf("leaked goroutines: got %s, want %s", got, want)
 	}
 }

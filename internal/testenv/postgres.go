@@ -196,7 +196,7 @@ func (s *PostgresServer) Freeze() {
 	}
 	Eventually(s.tb, func() bool {
 		return !slices.ContainsFunc(s.frozen, func(pid int) bool { return stateLetter(pid) == 'R' })
-	}, "the server's processes stand still")
+	}, "the server's processes have stopped")
 }
 
 // Thaw lets a frozen server continue.

@@ -55,7 +55,7 @@ func (g *guard) enter(name int) {
 
 func (g *guard) leave(name int) { g.cells[1+name].Add(-1) }
 
-var errOverlap = errors.New("two callers held the lock at once")
+var errOverlap = errors.New("two callers held the lock at the same time")
 
 // err returns errOverlap if there was an overlap since the last call.
 func (g *guard) err() error {

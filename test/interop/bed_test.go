@@ -287,7 +287,7 @@ func lost(tb testing.TB, l *dsync.Lease) {
 	select {
 	case <-l.Done():
 	case <-time.After(hangGuard):
-		tb.Fatal("the holder was not told")
+		tb.Fatal("the holder was not notified")
 	}
 	if !errors.Is(l.Err(), dsync.ErrLost) {
 		tb.Errorf("Err of the lease: got %v, want ErrLost", l.Err())

@@ -19,7 +19,7 @@ import (
 
 var fair = []scenario{
 	{"order of arrival", true, fairOrder},
-	{"a canceled waiter leaves the queue at once", true, fairGiveUp},
+	{"a canceled waiter leaves the queue immediately", true, fairGiveUp},
 	{"unlock of a free lock", false, fairUnlockFree},
 	{"a go waiter dies", false, fairGoDies},
 	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
@@ -185,7 +185,7 @@ func fairOrder(t *testing.T, b *bed) {
 	for _, w := range line {
 		at := b.time(t, name, w.hold)
 		if at <= last {
-			t.Errorf("time of a waiter: in %v, want more than %v, that of the one before it", at, last)
+			t.Errorf("time of a waiter: in %v, want more than %v, the time of the waiter ahead", at, last)
 		}
 		last = at
 	}
@@ -415,7 +415,7 @@ func fairLongHold(t *testing.T, b *bed) {
 	b.node(name).Do("ZADD", "redisson_lock_timeout:"+tagged(name), "XX", "1000", line[0].hold)
 	j.do(t, "unlock")
 	testenv.Eventually(t, func() bool { return slices.Equal(b.queue(name), []string{line[0].hold, line[2].hold}) },
-		"the waiter of go that was thrown out is first again")
+		"the waiter of go that was removed is first again")
 	b.served(t, name, line[1], line[0], line[2])
 }
 
@@ -459,7 +459,7 @@ func fairShare(t *testing.T, b *bed) {
 	cancel()
 	wg.Wait()
 	endOrder()
-	t.Logf("%d turns of a thread of java in %v, beside %d sections of %d callers of go: %d %% of all", turns, took, inside, callers,
+	t.Logf("%d turns of a thread of java in %v, alongside %d sections of %d callers of go: %d %% of all", turns, took, inside, callers,
 		100*turns/(inside+turns))
 	if len(order.overtaking) > 0 {
 		t.Errorf("overtaken in the queue: %v", order.overtaking[0])

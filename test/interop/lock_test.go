@@ -81,7 +81,7 @@ func byMessage(t *testing.T, handOver func() time.Duration) {
 		}
 		took = min(took, handOver())
 	}
-	t.Errorf("the fastest hand-over took %v, so no message woke the one that waited", took)
+	t.Errorf("the fastest hand-over took %v, so no message woke the waiter", took)
 }
 
 func javaHolds(t *testing.T, b *bed) {
@@ -194,7 +194,7 @@ func javaReenters(t *testing.T, b *bed) {
 		b.holds(t, name, j.owner(t), count)
 		b.lasts(t, name, 10*time.Second)
 		if w.ended() {
-			t.Fatalf("go got the lock of which java has %s holds left", count)
+			t.Fatalf("go got the lock although java has %s holds left", count)
 		}
 	}
 	sp.expect(t)
@@ -220,7 +220,7 @@ func goReenters(t *testing.T, b *bed) {
 		unlock(t, lease)
 		b.holds(t, name, field, "1")
 		if w.ended() {
-			t.Fatal("java got the lock of which go has a lease left")
+			t.Fatal("java got the lock although go has a lease left")
 		}
 	}
 	sp.expect(t)
@@ -316,7 +316,7 @@ func goLeaseEnds(t *testing.T, b *bed) {
 	b.lasts(t, name, 700*time.Millisecond)
 	j.acquire(0).ok(t)
 	if lease.Err() == nil {
-		t.Error("java has the lock, and the lease of go is not over")
+		t.Error("java holds the lock, but the lease of go has not ended")
 	}
 	lost(t, lease)
 	b.holds(t, name, j.owner(t), "1")

@@ -52,7 +52,7 @@ type overtaking struct {
 }
 
 func (o overtaking) String() string {
-	return fmt.Sprintf("%s: %s was granted to %s, who asked %v later than %s", o.at.Format("15:04:05.000"), o.name, o.by.hold,
+	return fmt.Sprintf("%s: %s was granted to %s, whose request came %v later than that of %s", o.at.Format("15:04:05.000"), o.name, o.by.hold,
 		o.by.at.Sub(o.who.at), o.who.hold)
 }
 

@@ -104,7 +104,7 @@ func (s *soaking) startGo(t *testing.T) *life {
 		"SOAK_HISTORY="+filepath.Join(s.dir, l.label), fmt.Sprint("SOAK_ASKERS=", l.askers))
 	var ok bool
 	if l.id, ok = strings.CutPrefix(l.process.Line(), "started "); !ok {
-		t.Fatal("a Go process does not say its identity")
+		t.Fatal("a Go process does not report its identity")
 	}
 	return l
 }

@@ -127,17 +127,17 @@ func watchPermits(t *testing.T, s *testenv.RedisServer, name string, ended *atom
 		free, held, alive, _ := permitsOf(t, s, name)
 		looks, most = looks+1, max(most, alive)
 		if free < 0 || free+held != permitLimit || alive > permitLimit {
-			t.Errorf("the server has %d free permits and %d that are held, of which %d are not over; the limit is %d", free, held, alive, permitLimit)
+			t.Errorf("the server has %d free permits and %d held permits, of which %d have not expired; the limit is %d", free, held, alive, permitLimit)
 			return
 		}
 	}
-	t.Logf("%d looks at the server; at most %d permits were held", looks, most)
+	t.Logf("%d checks of the server; at most %d permits were held", looks, most)
 }
 
 func permitsOf(t *testing.T, s *testenv.RedisServer, name string) (free, held, alive int64, lasts time.Duration) {
 	answer, err := s.Try("EVAL", permitsAt, "2", name, "{"+name+"}:timeout")
 	if err != nil {
-		t.Errorf("looking at the permits: %v", err)
+		t.Errorf("checking the permits: %v", err)
 		return 0, permitLimit, 0, 0
 	}
 	n := answer.([]any)
@@ -221,7 +221,7 @@ func (b *bed) onlyLimit(t *testing.T, name string) {
 	node := b.node(name)
 	b.wantFree(t, name, permitLimit)
 	if keys := node.Do("KEYS", "*").([]any); len(keys) != 1 || keys[0] != name {
-		t.Errorf("keys that are left: %q, want only %q", keys, name)
+		t.Errorf("remaining keys: %q, want only %q", keys, name)
 	}
 	testenv.Eventually(t, func() bool { return len(node.Do("PUBSUB", "CHANNELS", "*").([]any)) == 0 }, "nobody listens")
 }

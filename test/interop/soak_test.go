@@ -92,7 +92,7 @@ func soak(t *testing.T, kind string, versions []string) {
 		if l.version == "" {
 			l.process.Send("end")
 			if got := l.process.Line(); got != "ended" {
-				t.Errorf("a Go process says %q", got)
+				t.Errorf("a Go process printed %q", got)
 			}
 		}
 		l.to = time.Now()
@@ -222,7 +222,7 @@ func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 			t.Errorf("overtaken in the queue: %v", o)
 		}
 	}
-	t.Logf("%d grants while others waited; %d who were frozen or dead were overtaken", order.grants, excused)
+	t.Logf("%d grants while other clients waited; %d frozen or dead waiters were overtaken", order.grants, excused)
 	if order.grants < 100 {
 		t.Errorf("the order of only %d grants was judged", order.grants)
 	}
@@ -281,7 +281,7 @@ func (s *soaking) shares(t *testing.T) map[string]float64 {
 	shares := make(map[string]float64)
 	for side := range granted {
 		shares[side] = granted[side] / fair[side]
-		t.Logf("%s: %.0f grants, %.0f if all had been served alike", side, granted[side], fair[side])
+		t.Logf("%s: %.0f grants, %.0f if all callers had been served equally", side, granted[side], fair[side])
 	}
 	return shares
 }

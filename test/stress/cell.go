@@ -230,7 +230,7 @@ func (c *cell) spawn() *running {
 // ready waits until the worker has been granted a lock.
 func (c *cell) ready(w *running) {
 	if got := w.Line(); got != "ready" {
-		c.t.Fatalf("%s says %q, want ready", w.label, got)
+		c.t.Fatalf("%s printed %q, want ready", w.label, got)
 	}
 }
 

@@ -214,7 +214,7 @@ func loseAnswers(c *cell, _ int) {
 	before := w.dropped()
 	w.each(func(l *wire.Wire) { l.Drop(wire.Replies) })
 	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
-	c.require(func() bool { return w.dropped() > before }, "%s got no answers that could be lost", w.label)
+	c.require(func() bool { return w.dropped() > before }, "%s got no responses that could be lost", w.label)
 	w.each((*wire.Wire).Cut)
 	w.each((*wire.Wire).Heal)
 }

@@ -109,7 +109,7 @@ func crowdLeaves(c *cell, i int) {
 	s := c.bed.strain()
 	c.t.Logf("the longest request took %v; %d requests; this process once waited for a processor for %v", s.longest, s.requests, stood)
 	if s.longest > longestRequest+stood || s.requests > crowdSize*perWaiter {
-		c.result.Failed = append(c.result.Failed, fmt.Sprintf("%d waiters left: a request took %v, want at most %v; %d requests, want at most %d",
+		c.result.Failed = append(c.result.Failed, fmt.Sprintf("when %d waiters gave up: a request took %v, want at most %v; %d requests, want at most %d",
 			crowdSize, s.longest, longestRequest, s.requests, crowdSize*perWaiter))
 	}
 }

@@ -40,7 +40,7 @@ func TestPlanted(t *testing.T) {
 					if slices.Contains(test.rules, v.Rule) {
 						t.Logf("found: %v", v)
 						if test.bug == plantByNumber && r.Most <= permitLimit {
-							t.Error("the count outside has not found the bug")
+							t.Error("the independent count has not found the bug")
 						}
 						return
 					}
@@ -71,7 +71,7 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	b.access("n", 8, driver.Read, "b") // concurrent with the previous one
 	a.access("n", 6, driver.Read, "a") // late
 	if got := r.holder("n"); got != "b" {
-		t.Errorf("who wrote last: got %s, want b", got)
+		t.Errorf("the last writer: got %s, want b", got)
 	}
 	var accepted []string
 	for _, e := range h.Events() {

@@ -95,7 +95,7 @@ func (c *cell) count() {
 		c.invalid("at most %d of %d permits were held at a time", r.Most, permitLimit)
 	}
 	if n := c.resource.tally.most(c.bounds().Detect); n > permitLimit && r.Unsafe == "" {
-		r.Failed = append(r.Failed, fmt.Sprintf("%s: %d of %d permits of %q were held, by the count outside", history.RuleOverlap, n, permitLimit, c.permits))
+		r.Failed = append(r.Failed, fmt.Sprintf("%s: %d of %d permits of %q were held, according to the independent count", history.RuleOverlap, n, permitLimit, c.permits))
 	}
 }
 

@@ -229,10 +229,10 @@ func TestPermitsOfFleet(t *testing.T) {
 	checkExcesses(t, claims, excesses)
 	for _, kind := range kinds {
 		if held[kind] < made {
-			t.Errorf("%d processes had permits %v times: want more of both kinds", made, held)
+			t.Errorf("%d processes held permits %v times: want more of both kinds", made, held)
 		}
 	}
-	t.Logf("%d processes had permits %v times, %d looks at leases beyond the limit", made, held, len(excesses))
+	t.Logf("%d processes held permits %v times, %d checks for leases beyond the limit", made, held, len(excesses))
 }
 
 // claimsOf returns the claims of a process that was killed.
@@ -351,10 +351,10 @@ func checkClaims(t *testing.T, claims []claim, limit int) {
 		most = max(most, held)
 	}
 	if most > limit {
-		t.Errorf("%d permits were held at once, of %d", most, limit)
+		t.Errorf("%d of %d permits were held at the same time", most, limit)
 	}
 	if most < limit {
-		t.Errorf("at most %d permits were held at once, of %d: want all of them at times", most, limit)
+		t.Errorf("at most %d of %d permits were held at the same time: want all of them at times", most, limit)
 	}
 }
 

@@ -38,7 +38,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	addr := flag.String("addr", "", "a Redis (host:port); empty starts one")
+	addr := flag.String("addr", "", "address of a Redis server (host:port); empty starts a server")
 	version := flag.String("redisson", agent.Versions(agent.New)[0], "the version of Redisson")
 	flag.Parse()
 	if err := run(ctx, *addr, *version, os.Stdout); err != nil {
