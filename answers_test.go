@@ -41,7 +41,7 @@ func TestDeadlineWhileALockIsHeld(t *testing.T) {
 					var wg sync.WaitGroup
 					defer wg.Wait()
 					defer cancel()
-					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // it is refused, and waits
+					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // it is refused and waits
 					synctest.Wait()
 					d.Inject(fault)
 					defer d.Heal()
@@ -68,7 +68,7 @@ func TestRequestThatIsCutOffAfterARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{acquire: func(ctx context.Context, _ int, r *driver.Request) (driver.Lease, error) {
 			r.Events.Waiting()
-			return nil, unanswered(ctx) // the call asks again, and gets no answer
+			return nil, unanswered(ctx) // the call asks again and gets no answer
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -269,7 +269,7 @@ func (c *lockCall) pause() callState {
 	return pausing
 }
 
-// dwell does what the state requires, and returns when an event has ended the
+// dwell does what the state requires and returns when an event has ended the
 // state.
 func (c *lockCall) dwell() {
 	call := c.request.call
@@ -367,7 +367,7 @@ func (w *waiter) signal() {
 }
 
 // ended reports whether the context of the call has ended. Such a call is about
-// to return, and must not be served.
+// to return and must not be served.
 func (w *waiter) ended() bool { return w.ctx.Err() != nil }
 
 // waiters is a queue in order of arrival.

@@ -73,8 +73,8 @@ type DoError struct {
 
 	// Unlock is the error of Lease.Unlock; nil if it succeeded. ErrLost:
 	// the lock was lost before fn returned, and another owner may have held
-	// the lock in the meantime. ErrUnknown: the lock was held to the end,
-	// and may stay taken for up to its TTL.
+	// the lock in the meantime. ErrUnknown: the lock was held to the end and
+	// may stay taken for up to its TTL.
 	Unlock error
 }
 

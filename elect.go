@@ -128,7 +128,7 @@ func (o *observer) change() {
 	}
 }
 
-// query queries the backend, and waits at most a third of the TTL for the
+// query queries the backend and waits at most a third of the TTL for the
 // response.
 func (o *observer) query(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
@@ -136,9 +136,9 @@ func (o *observer) query(ctx context.Context) (Status, error) {
 	return o.client.Inspect(ctx, o.name)
 }
 
-// news reports whether s has a different holder than the last yielded state,
-// and is later. A response may come from a server that lags behind. Tokens that
-// are not durable may restart, so they prove nothing.
+// news reports whether s has a different holder than the last yielded state and
+// is later. A response may come from a server that lags behind. Tokens that are
+// not durable may restart, so they prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
 		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&

@@ -176,7 +176,7 @@ func TestWaitForAnOwnLease(t *testing.T) {
 	})
 }
 
-// forget acquires a lock, and keeps no reference to its lease.
+// forget acquires a lock and keeps no reference to its lease.
 //
 //go:noinline
 func forget(t *testing.T, c *dsync.Client) { mustLock(t, c, "forgotten") }

@@ -312,7 +312,7 @@ func (h *hold) outOfReach() error {
 	return h.lock.client.reach.failedSince(end - ttl)
 }
 
-// lose ends the hold and all its views immediately, and lets the next waiter
+// lose ends the hold and all its views immediately and lets the next waiter
 // send a request. The releaser releases the hold only after it has also expired
 // on the backend, because an earlier release would give up the safety margin.
 // There is no release if the hold is gone from the backend or the driver cleans

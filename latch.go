@@ -63,7 +63,7 @@ func (l *Latch) CountDown(ctx context.Context) error {
 	})
 }
 
-// Delete removes the count, and ends all waits. Without a count, nothing
+// Delete removes the count and ends all waits. Without a count, nothing
 // happens.
 func (l *Latch) Delete(ctx context.Context) error {
 	return l.change(ctx, "delete latch", func(ctx context.Context, backend driver.Latcher, id string) error {
@@ -265,7 +265,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 	return g, w
 }
 
-// close ends all waits, and returns when no query is running.
+// close ends all waits and returns when no query is running.
 func (ls *latches) close() {
 	ls.mu.Lock()
 	ls.closed = true

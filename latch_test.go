@@ -36,7 +36,7 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 	}
 }
 
-// passing begins n Waits, and counts those that have returned nil. Any other
+// passing begins n Waits and counts those that have returned nil. Any other
 // result fails the test.
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64

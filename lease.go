@@ -119,7 +119,7 @@ func (l *Lease) Err() error {
 	return l.check(k.client.now())
 }
 
-// check ends the lease if its time is up, and returns its error. Called with
+// check ends the lease if its time is up and returns its error. Called with
 // lock.mu held.
 func (l *Lease) check(now moment) error {
 	if l.err == nil && now >= l.deadline() {
@@ -291,7 +291,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	return l.check(k.client.now())
 }
 
-// setEnd sets the end of a re-entry, and is called with lock.mu held.
+// setEnd sets the end of a re-entry and is called with lock.mu held.
 func (l *Lease) setEnd(end moment) {
 	if l.end == nil {
 		l.end = &holdAlarm{Of: watched{l.hold, l}}
@@ -373,8 +373,8 @@ func (l *Lease) endItself(now moment, why *lostError) {
 	}
 }
 
-// finish ends the lease with the error err, and takes the lease out of its
-// hold. It is called once, with lock.mu held.
+// finish ends the lease with the error err and takes the lease out of its hold.
+// It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
 	l.last = l.deadline() // the backend's deadline may still move with its session
 	l.err = err

@@ -239,7 +239,7 @@ func (k *lock) callNext() {
 	}
 }
 
-// askBackend calls the driver's Acquire, and reports the outcome to reach.
+// askBackend calls the driver's Acquire and reports the outcome to reach.
 func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	began := k.client.clock.Plain()
 	l, err := k.client.driver.Acquire(ctx, &h.req)
@@ -247,7 +247,7 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install turns the driver's grant into a live hold, and returns its first
+// install turns the driver's grant into a live hold and returns its first
 // lease. If the hold is no longer useful, install releases it and returns nil,
 // nil. Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {

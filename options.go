@@ -68,8 +68,8 @@ type Options struct {
 
 	// Class maps the name of a lock to one of a few values, such as
 	// orders/42 to orders. The value becomes the attribute dsync.lock.class
-	// of the metrics, unless it is empty. Class is called concurrently, and
-	// must not block. Nil means no class.
+	// of the metrics, unless it is empty. Class is called concurrently and must
+	// not block. Nil means no class.
 	Class func(name string) string
 
 	// Logger receives the records that an operator should see. It reports the
@@ -92,9 +92,9 @@ type LockOption struct {
 	permits, limit                                int         // of the mode Permit
 }
 
-// ExpireAfter makes a lease that ends d after the grant, and is not renewed
-// (see [Lease.Extend]). A re-entry with ExpireAfter ends at that time, or when
-// the hold that it joined ends, whichever is earlier.
+// ExpireAfter makes a lease that ends d after the grant and is not renewed (see
+// [Lease.Extend]). A re-entry with ExpireAfter ends at that time, or when the
+// hold that it joined ends, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
 // WaitAtMost bounds the wait of Lock. Unlike a deadline of the context, it does

@@ -190,8 +190,8 @@ func (r *reach) question() string {
 	return r.known()
 }
 
-// pinged handles the outcome of a Ping, and returns the result of Ping. An
-// error in the query itself counts as an answer.
+// pinged handles the outcome of a Ping and returns the result of Ping. An error
+// in the query itself counts as an answer.
 func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil {
 		if r.client.clock.Plain()-began >= min(r.client.ttl/6, silentFor) {

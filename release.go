@@ -34,7 +34,7 @@ func (h *hold) passesTo() *waiter {
 	return h.heir
 }
 
-// pass asks the backend to give the hold to its heir, and waits for at most
+// pass asks the backend to give the hold to its heir and waits for at most
 // wait. It reports whether nothing is left to do; otherwise the hold must be
 // released. In the meantime the hold is live and has no owner, so all calls for
 // the name wait in the queue or are refused.

@@ -138,7 +138,7 @@ func (l *stubLease) Release(ctx context.Context) error {
 	return nil
 }
 
-// unanswered blocks like a backend that does not answer, and returns the error
+// unanswered blocks like a backend that does not answer and returns the error
 // that a driver would return.
 func unanswered(ctx context.Context) error {
 	<-ctx.Done()

@@ -196,7 +196,7 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 	}
 }
 
-// Ping sends a request to the backend, and returns nil if the backend answers.
+// Ping sends a request to the backend and returns nil if the backend answers.
 // Use it for the readiness probe of a program that cannot work without its
 // locks. Ping waits until ctx is done, and 5 s at most. If the backend does not
 // support it, Ping returns errors.ErrUnsupported.

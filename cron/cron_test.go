@@ -25,7 +25,7 @@ type fleet struct {
 	results map[time.Time][]Result
 }
 
-// start starts a process whose clock lags, and returns its driver.
+// start starts a process whose clock lags and returns its driver.
 func (f *fleet) start(ctx context.Context, t *testing.T, behind time.Duration, run func(context.Context, time.Time) error) *memory.Driver {
 	d := f.server.NewDriver()
 	c, err := dsync.New(d, nil)

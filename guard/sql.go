@@ -74,7 +74,7 @@ type Tx interface {
 }
 
 // Write admits a write to the resource called name, by the holder whose token
-// is token, and keeps the token. No other transaction passes Write for the name
+// is token and keeps the token. No other transaction passes Write for the name
 // before the transaction ends. Write returns ErrStale if a later holder has
 // written, and ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
@@ -101,9 +101,9 @@ type DB interface {
 
 // Enter presents the token at the beginning of a hold, in its own transaction,
 // for work that does not fit into one transaction. Enter waits for the
-// transactions that have passed Write or Read for the name, and keeps the
-// token. When Enter returns nil, all writes of earlier holders are committed or
-// will be refused, so the caller may read the data that its work depends on.
+// transactions that have passed Write or Read for the name and keeps the token.
+// When Enter returns nil, all writes of earlier holders are committed or will
+// be refused, so the caller may read the data that its work depends on.
 //
 // Each write afterwards still presents the token with Write, because the lock
 // may be lost in the meantime. Enter returns the errors of Write. It returns
@@ -206,7 +206,7 @@ func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, to
 
 // transaction is the common part of the two kinds of transactions.
 type transaction interface {
-	// keep stores the larger of the token and the stored one, and returns it.
+	// keep stores the larger of the token and the stored one and returns it.
 	keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error)
 
 	// kept returns the stored token, or -1.

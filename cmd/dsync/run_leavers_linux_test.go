@@ -62,7 +62,7 @@ func jobOf(t *testing.T, stubborn bool) (job string, pids func() []string) {
 	}
 }
 
-// startLeaver starts a `dsync run`, and returns when its job is running.
+// startLeaver starts a `dsync run` and returns when its job is running.
 func startLeaver(t *testing.T, command func(string) []string, stubborn bool, flags ...string) (c *command, isOver func() bool) {
 	t.Helper()
 	job, pids := jobOf(t, stubborn)

@@ -162,7 +162,7 @@ func TestRunEnvironment(t *testing.T) {
 	}
 }
 
-// lines starts a `dsync run`, and returns a function that reads its output. Its
+// lines starts a `dsync run` and returns a function that reads its output. Its
 // command ends with the test.
 func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	t.Helper()

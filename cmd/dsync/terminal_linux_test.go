@@ -74,7 +74,7 @@ func TestReleaseAsks(t *testing.T) {
 	}
 }
 
-// until reads the output until it contains text, and returns the output.
+// until reads the output until it contains text and returns the output.
 func until(t *testing.T, terminal *os.File, text string) string {
 	t.Helper()
 	var shown strings.Builder

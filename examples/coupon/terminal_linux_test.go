@@ -40,7 +40,7 @@ func (p *terminal) until(t *testing.T, text string) string {
 	return shown.String()
 }
 
-// end waits for the end of the program, and returns its output until then.
+// end waits for the end of the program and returns its output until then.
 func (p *terminal) end(t *testing.T) (shown string, status int) {
 	t.Helper()
 	rest, _ := io.ReadAll(p) // ends with EIO when no process has the terminal open

@@ -3,7 +3,7 @@
 // Command leader shows an elected leader and the ways in which its term can
 // end. One of three nodes leads and writes the plan. The other nodes observe
 // the leader, and all nodes show it live on a web page. The program ends the
-// leader in three ways, and prints the time until the next node leads.
+// leader in three ways and prints the time until the next node leads.
 package main
 
 import (

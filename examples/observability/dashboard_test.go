@@ -25,7 +25,7 @@ import (
 // series are the names of the series that Prometheus gets, with their labels.
 type series map[string]map[string]bool
 
-// exported triggers everything that dsync reports, and returns the data for
+// exported triggers everything that dsync reports and returns the data for
 // Prometheus.
 func exported(t *testing.T) series {
 	t.Helper()

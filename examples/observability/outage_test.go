@@ -50,8 +50,8 @@ func (l *lines) text() string {
 	return strings.Join(l.all, "")
 }
 
-// await waits for the first record with a text, and returns its number. Only
-// one goroutine may call it.
+// await waits for the first record with a text and returns its number. Only one
+// goroutine may call it.
 func (l *lines) await(t *testing.T, text string) int {
 	t.Helper()
 	guard := time.NewTimer(time.Minute)

@@ -24,7 +24,7 @@ type Results interface {
 	Store(ctx context.Context, key, result string, token uint64) error
 }
 
-// Idempotent does the work for a key once, and returns its result to every
+// Idempotent does the work for a key once and returns its result to every
 // caller. A caller may be a client that repeats its request with the same
 // Idempotency-Key, or one of several processes that need the same page at the
 // same moment (singleflight).

@@ -34,7 +34,7 @@ var loads = []load{
 const renewals = 10 * time.Second // a third of the TTL
 
 // total is the load of processes on the backend. Each process holds some locks
-// permanently, and acquires and releases others.
+// permanently and acquires and releases others.
 type total struct {
 	requests float64 // per second
 	busy     float64 // CPUs of the server

@@ -38,7 +38,7 @@ type Haunting interface{ ghost() *Ghost }
 
 // Policy contains the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle sends one request for some ghosts, and returns the ghosts that are
+	// Settle sends one request for some ghosts and returns the ghosts that are
 	// not permanently gone. Its requests end with the context of the driver's
 	// lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
@@ -191,7 +191,7 @@ func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	return due, next, false
 }
 
-// settle calls Settle once for each ghost, and puts back the ghosts that are
+// settle calls Settle once for each ghost and puts back the ghosts that are
 // left.
 func (c *Cleaner[G]) settle(ghosts []G) {
 	n := len(ghosts)

@@ -18,7 +18,7 @@ import (
 // rueidis.ClientOption.DialCtxFn.
 type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
 
-// Dialer makes connections, and can break them later. All methods may be called
+// Dialer makes connections and can break them later. All methods may be called
 // concurrently.
 type Dialer struct {
 	dial     Func
@@ -113,7 +113,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 	return c, nil
 }
 
-// begin counts an attempt, and fails after End.
+// begin counts an attempt and fails after End.
 func (d *Dialer) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

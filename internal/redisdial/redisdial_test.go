@@ -111,7 +111,7 @@ func TestEndBreaksConnectionsAndRefusesNewOnes(t *testing.T) {
 	}
 }
 
-// The server accepts the connection, and sends nothing that would start TLS.
+// The server accepts the connection and sends nothing that would start TLS.
 func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	s := newServer(t)
 	d := redisdial.New(nil)
@@ -129,7 +129,7 @@ func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	awaitEnd(t, c)
 }
 
-// A dial function of the user may ignore its context, and may finish after End.
+// A dial function of the user may ignore its context and may finish after End.
 func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 	s := newServer(t)
 	begun, goOn := make(chan struct{}), make(chan struct{})

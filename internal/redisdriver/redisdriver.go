@@ -75,7 +75,7 @@ func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire fun
 	return nil, err
 }
 
-// BeginRelease removes a lease from the driver's leases, and begins a call that
+// BeginRelease removes a lease from the driver's leases and begins a call that
 // Close waits for, because Close must know the ghosts of the release.
 func (f *Life[L, P]) BeginRelease(l P) {
 	f.EnterLate()

@@ -333,7 +333,7 @@ func (h *hub) poke() {
 	h.others()
 }
 
-// others wakes the waiters that are in no group, and calls the watches (mu).
+// others wakes the waiters that are in no group and calls the watches (mu).
 func (h *hub) others() {
 	for _, t := range h.each {
 		t.poke()

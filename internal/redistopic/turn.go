@@ -237,7 +237,7 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	t.scheduleTurn(left)
 }
 
-// takeBack revokes the turn of the topic, and reports whether it had the turn.
+// takeBack revokes the turn of the topic and reports whether it had the turn.
 func (t *Topic) takeBack() bool {
 	if !t.turn.due {
 		return false
@@ -246,7 +246,7 @@ func (t *Topic) takeBack() bool {
 	if !t.turn.owed {
 		select {
 		case <-t.Wake:
-		default: // a waiter has taken the value, and will find that the turn has passed
+		default: // a waiter has taken the value and will find that the turn has passed
 		}
 	}
 	return true
@@ -271,7 +271,7 @@ func (t *Topic) scheduleIn(d time.Duration) {
 	}
 }
 
-// wakeInTurn makes a waiter try immediately, and makes a waiter try again later
+// wakeInTurn makes a waiter try immediately and makes a waiter try again later
 // if none does.
 func (t *Topic) wakeInTurn() {
 	t.turn.due = true

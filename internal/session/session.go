@@ -47,12 +47,11 @@ import (
 
 // Member is a driver's session: a pointer to a struct that embeds Frame.
 type Member interface {
-	// Start creates the session on the server, and calls Begin of its End.
-	// Start is called once, on the goroutine of the frame. Board returns its
-	// error.
+	// Start creates the session on the server and calls Begin of its End. Start
+	// is called once, on the goroutine of the frame. Board returns its error.
 	Start() error
 
-	// Tend does the work that is due, and returns the latest time at which it
+	// Tend does the work that is due and returns the latest time at which it
 	// must be called again. It is called on the goroutine of the frame, and
 	// must not block until after the End of the session.
 	Tend() time.Duration
@@ -94,7 +93,7 @@ type Pool[S Member] struct {
 }
 
 // pool is the part of a Pool that its frames can access. Its mutex also guards
-// the frames, and is never held while a Member is called.
+// the frames and is never held while a Member is called.
 type pool struct {
 	Policy
 	life *lifecycle.Lifecycle
@@ -377,7 +376,7 @@ func (e *End) Begin(at int64) { e.at.Store(at &^ 1) }
 // move when it has passed.
 func (e *End) At() int64 { return e.at.Load() &^ 1 }
 
-// Extend moves the end to a later time, and reports whether it had not passed.
+// Extend moves the end to a later time and reports whether it had not passed.
 func (e *End) Extend(now, to int64) bool {
 	to &^= 1
 	for {

@@ -74,7 +74,7 @@ func (m *member) Lose(cause error) {
 
 func (m *member) Bury() { m.note("buried") }
 
-// inPool calls f with a Pool in fake time, and ends the Pool as a driver does.
+// inPool calls f with a Pool in fake time and ends the Pool as a driver does.
 func inPool(t *testing.T, policy Policy, made func(m *member), f func(t *testing.T, p *Pool[*member])) {
 	synctest.Test(t, func(t *testing.T) {
 		life, begun := lifecycle.New(), time.Now()

@@ -171,7 +171,7 @@ func TestMissingRights(t *testing.T) {
 	}
 }
 
-// TestCanceledReads cancels SQLite reads at random times, and checks that the
+// TestCanceledReads cancels SQLite reads at random times and checks that the
 // connection then reads and writes the current rows. Some versions of
 // modernc.org/sqlite leak a query that is canceled after its first row.
 func TestCanceledReads(t *testing.T) {

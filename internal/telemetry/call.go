@@ -43,7 +43,7 @@ type Call struct {
 	look     *time.Timer         // the timer for queries of the holder of the lock
 }
 
-// Acquire begins the record of a call to Lock or TryLock, and returns the
+// Acquire begins the record of a call to Lock or TryLock and returns the
 // context to continue with. The name in l is empty if it must not be exported.
 func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Context, *Call) {
 	t.wanted.Store(true)

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// TestTelemetryOfElections uses a leader and a candidate, and ends terms in all
+// TestTelemetryOfElections uses a leader and a candidate and ends terms in all
 // possible ways.
 func TestTelemetryOfElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

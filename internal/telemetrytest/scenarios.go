@@ -305,7 +305,7 @@ func readNested(e *env) {
 	nested(e, o, dsync.With(o, dsync.Read()), func() {})
 }
 
-// nested acquires two locks in one request, and does other work between the
+// nested acquires two locks in one request and does other work between the
 // unlocks.
 func nested(e *env, outer, inner dsync.Locker, between func()) {
 	e.lock(outer, "first", "A")

@@ -192,7 +192,7 @@ func (b *Browser) read() (m devMessage, err error) {
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }
 
-// close requests the end of the browser with all of its processes, and returns
+// close requests the end of the browser with all of its processes and returns
 // when it has ended.
 func (b *Browser) close() {
 	b.session = ""

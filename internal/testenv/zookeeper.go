@@ -24,7 +24,7 @@ import (
 // the others.
 const zookeeperJars = "/usr/share/java/zookeeper.jar"
 
-// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and
+// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms and
 // keeps sessions of 200 ms to 60 s.
 type ZooKeeperServer struct {
 	Server
@@ -50,7 +50,7 @@ func startZooKeeper(tb testing.TB, at host, settings []string) *ZooKeeperServer 
 	return s
 }
 
-// ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of
+// ZooKeeperEnsemble starts an ensemble of n servers and returns when all of
 // them have found a leader.
 func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperServer {
 	tb.Helper()
@@ -368,7 +368,7 @@ func (s *ZooKeeperServer) counter(name string) int64 {
 // manifest names the others.
 const curatorJar = "/usr/share/java/curator-recipes.jar"
 
-// Curator compiles a Java program that uses Debian's Curator, and returns the
+// Curator compiles a Java program that uses Debian's Curator and returns the
 // command line that runs its class.
 func Curator(tb testing.TB, source, class string) []string {
 	tb.Helper()
@@ -378,7 +378,7 @@ func Curator(tb testing.TB, source, class string) []string {
 	return Java(tb, curatorJar, source, class)
 }
 
-// Java compiles a Java program, and returns the command line that runs its
+// Java compiles a Java program and returns the command line that runs its
 // class. It compiles each version of a program once, into the user's cache
 // directory.
 func Java(tb testing.TB, classpath, source, class string) []string {

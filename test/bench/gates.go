@@ -86,7 +86,7 @@ func (g gate) ratio(b *bed, r *Row, rounds int) (float64, error) {
 	return quantile(cells[1].ratios(&cells[0], g.Metric), 0.5), nil
 }
 
-// check measures until it finds the gate open, and returns the measured ratios.
+// check measures until it finds the gate open and returns the measured ratios.
 func (g gate) check(b *bed) (open bool, ratios []float64, err error) {
 	for range gateTries {
 		ratio, err := g.ratio(b, b.backend.row(g.Row), gateRounds)

@@ -281,7 +281,7 @@ func refuses(tb testing.TB, c dsync.Locker, name string) {
 	}
 }
 
-// lost waits until a lease ends, and checks that the lease reports a loss.
+// lost waits until a lease ends and checks that the lease reports a loss.
 func lost(tb testing.TB, l *dsync.Lease) {
 	tb.Helper()
 	select {

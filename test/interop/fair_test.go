@@ -116,8 +116,8 @@ type inLine struct {
 	call    *call  // the call of a Java waiter
 }
 
-// stand adds waiters one behind the other, and returns them. g is a Go waiter,
-// j a Java waiter, and t a Java waiter with a timeout of three seconds.
+// stand adds waiters one behind the other and returns them. g is a Go waiter, j
+// a Java waiter, and t a Java waiter with a timeout of three seconds.
 func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	t.Helper()
 	c := b.client(t, "&fair=true&order=fifo")

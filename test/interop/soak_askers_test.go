@@ -43,7 +43,7 @@ func (s *soaking) startJava(t *testing.T, version string) *life {
 	return l
 }
 
-// useJava makes a thread acquire a lock, and reports whether its process is
+// useJava makes a thread acquire a lock and reports whether its process is
 // alive.
 func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) bool {
 	name := s.names[rand.IntN(len(s.names))]

@@ -27,7 +27,7 @@ const (
 
 // TestSoakPermits makes threads of two Java processes and goroutines of two Go
 // processes acquire permits of the same name, while processes are killed. At
-// the end, all processes are killed. The test counts the held permits itself,
+// the end, all processes are killed. The test counts the held permits itself
 // and also reads them from the server's keys.
 func TestSoakPermits(t *testing.T) {
 	t.Parallel()

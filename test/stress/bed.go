@@ -33,7 +33,7 @@ type bed struct {
 
 	leader      func() int          // number of the leading node, or -1
 	newLeader   func()              // makes another node the leader
-	endSessions func() int          // ends client sessions on the server, and returns their number
+	endSessions func() int          // ends client sessions on the server and returns their number
 	wipe        func(nodes ...node) // removes the data on disk of nodes that are down
 	clock       func(i int, d time.Duration)
 	clockOff    func(i int) time.Duration

@@ -260,7 +260,7 @@ func (c *cell) worker(who string) int {
 	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
-// end lets all workers finish concurrently, and checks what is left on the
+// end lets all workers finish concurrently and checks what is left on the
 // servers.
 func (c *cell) end() {
 	for _, w := range c.workers {

@@ -15,7 +15,7 @@ type Fault struct {
 	Name string
 	What string // description for readers of the table
 
-	kills   bool // kills workers, and records each death
+	kills   bool // kills workers and records each death
 	removes bool // removes holds of live workers
 	sleeps  bool // suspends the machine as a worker sees it, but not the server
 	cuts    bool // cuts connections
@@ -148,7 +148,7 @@ func sleepWorker(c *cell, _ int) {
 	}
 }
 
-// askWorker gives a worker an order, and returns its answer.
+// askWorker gives a worker an order and returns its answer.
 func (c *cell) askWorker(w *running, order string) (answer int64) {
 	w.Send(order)
 	if _, err := fmt.Sscan(w.Line(), &answer); err != nil {

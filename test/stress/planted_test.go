@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestPlanted plants known bugs in a driver, and checks that the cells of
+// TestPlanted plants known bugs in a driver and checks that the cells of
 // TestStress catch each bug by the right rule.
 func TestPlanted(t *testing.T) {
 	t.Parallel()

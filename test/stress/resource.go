@@ -15,7 +15,7 @@ import (
 )
 
 // resource is the object that the locks protect. For each name it keeps the
-// largest token of a write. It refuses writes and reads with a smaller token,
+// largest token of a write. It refuses writes and reads with a smaller token
 // and records each access. It does not keep the token of a read, because of two
 // concurrent readers neither is late. Workers connect to the resource through a
 // socket.

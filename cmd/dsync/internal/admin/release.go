@@ -139,7 +139,7 @@ func (r *Report) Grant() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
 }
 
-// confirm prompts the user, and returns nil if the answer is yes.
+// confirm prompts the user and returns nil if the answer is yes.
 func confirm(ctx context.Context, in io.Reader, out io.Writer, question string) error {
 	fmt.Fprint(out, question)
 	answer := make(chan string, 1)

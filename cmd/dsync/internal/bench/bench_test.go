@@ -34,7 +34,7 @@ func benched(t *testing.T, args ...string) benchReport {
 	return r
 }
 
-// TestBench measures backends, and checks that nothing new is left on them.
+// TestBench measures backends and checks that nothing new is left on them.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)

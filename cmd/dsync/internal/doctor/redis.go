@@ -80,7 +80,7 @@ func examineRedis(ctx context.Context, x *examination) bool {
 	})
 }
 
-// withRedis calls f with a client, and reports whether it could connect.
+// withRedis calls f with a client and reports whether it could connect.
 func (x *examination) withRedis(option rueidis.ClientOption, host string, f func(rueidis.Client)) bool {
 	client, err := rueidis.NewClient(option)
 	if err != nil {

@@ -61,7 +61,7 @@ func serveSite(t *testing.T, b *board, token string) *site {
 	return s
 }
 
-// do sends a request, and returns the status and the text of the response.
+// do sends a request and returns the status and the text of the response.
 func (s *site) do(method, path string, change func(*http.Request), form url.Values) (int, string, http.Header) {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, s.URL+path, strings.NewReader(form.Encode()))
@@ -156,7 +156,7 @@ func TestServeRefusesOtherNames(t *testing.T) {
 }
 
 // TestServeIsForItsOwnPages sends the requests that other sites can trigger in
-// a browser, and checks what they cannot read.
+// a browser and checks what they cannot read.
 func TestServeIsForItsOwnPages(t *testing.T) {
 	t.Parallel()
 	b, _ := boardOf(t, memory.New(nil), time.Hour)
@@ -188,7 +188,7 @@ func TestServeIsForItsOwnPages(t *testing.T) {
 	}
 }
 
-// TestServeReleases sends incomplete release requests, and then releases a lock
+// TestServeReleases sends incomplete release requests and then releases a lock
 // with a complete one.
 func TestServeReleases(t *testing.T) {
 	t.Parallel()
@@ -347,7 +347,7 @@ func TestServeChecksItsFlags(t *testing.T) {
 	}
 }
 
-// TestServe runs the whole command. The command shows a change, and ends with
+// TestServe runs the whole command. The command shows a change and ends with
 // its pages on request.
 func TestServe(t *testing.T) {
 	t.Parallel()
