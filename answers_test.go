@@ -184,7 +184,7 @@ func TestContextThatIsOverAlready(t *testing.T) {
 		}{"another owner": {c, "x", true}, "the owner itself": {o, "x", false}, "another name": {c, "y", false}} {
 			_, err := test.locker.Lock(over, test.name)
 			if !errors.Is(err, context.Canceled) || errors.Is(err, dsync.ErrLocked) != test.locked {
-				t.Errorf("%s: got %v, want one that matches the context's error, and ErrLocked: %t", name, err, test.locked)
+				t.Errorf("%s: got %v, want an error that matches the context's error, and ErrLocked: %t", name, err, test.locked)
 			}
 		}
 		if err := l.Unlock(t.Context()); err != nil {

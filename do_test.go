@@ -167,7 +167,7 @@ func TestWaitAtMost(t *testing.T) {
 		}
 		for _, d := range []time.Duration{0, -time.Second} {
 			if _, err := c.Lock(t.Context(), "free", dsync.WaitAtMost(d)); err == nil || errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("WaitAtMost(%v): got %v, want an error that names it", d, err)
+				t.Errorf("WaitAtMost(%v): got %v, want an error that names the option", d, err)
 			}
 		}
 	})
@@ -220,7 +220,7 @@ func TestRan(t *testing.T) {
 			"succeeds":                  {"x", func(context.Context) error { return nil }, true, nil},
 			"fails":                     {"x", func(context.Context) error { return failed }, true, failed},
 			"loses the lock":            {"x", removed(nil), true, nil},
-			"fails and loses it":        {"x", removed(failed), true, failed},
+			"fails and loses the lock":        {"x", removed(failed), true, failed},
 			"is not granted a lock":     {"x", inner, true, dsync.ErrLocked},
 			"runs an unconfirmed inner": {"x", func(context.Context) error { return &dsync.DoError{Unlock: dsync.ErrUnknown} }, true, dsync.ErrUnknown},
 			"does not run":              {"taken", func(context.Context) error { return nil }, false, dsync.ErrLocked},

@@ -123,7 +123,7 @@ func TestSlowHoldTellsOnce(t *testing.T) {
 		synctest.Wait()
 		got := log.String()
 		if strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "dsync.lock.name=slow") {
-			t.Errorf("got the records\n%swant one WARN of slow", got)
+			t.Errorf("got the records\n%swant one WARN about the name slow", got)
 		}
 		for _, l := range []*dsync.Lease{slow, fixed} {
 			if err := l.Unlock(t.Context()); err != nil {

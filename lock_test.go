@@ -135,7 +135,7 @@ func TestCanceledWaitLeavesNothing(t *testing.T) {
 		}
 		_ = l.Unlock(t.Context())
 		if s, err := b.Inspect(t.Context(), "x"); err != nil || s.Held {
-			t.Errorf("Inspect after Unlock: %+v, %v; want it free", s, err)
+			t.Errorf("Inspect after Unlock: %+v, %v; want a free name", s, err)
 		}
 	})
 }

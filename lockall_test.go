@@ -28,7 +28,7 @@ func free(t *testing.T, l dsync.Locker, names ...string) {
 	for _, name := range names {
 		lease, err := l.TryLock(t.Context(), name)
 		if err != nil {
-			t.Errorf("TryLock of %q: got %v, want it to be free", name, err)
+			t.Errorf("TryLock of %q: got %v, want a free name", name, err)
 			continue
 		}
 		if err := lease.Unlock(t.Context()); err != nil {

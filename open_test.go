@@ -64,7 +64,7 @@ func TestTTLIsFittedToTheBackend(t *testing.T) {
 	for _, ttl := range []time.Duration{-time.Second, time.Second, time.Minute, 2500 * time.Millisecond} {
 		_, err := dsync.New(&stub{info: info}, &dsync.Options{TTL: ttl})
 		if err == nil || !strings.Contains(err.Error(), ttl.String()) {
-			t.Errorf("New with TTL %v: %v, want an error that names it", ttl, err)
+			t.Errorf("New with TTL %v: %v, want an error that names the TTL", ttl, err)
 		}
 	}
 	_, err := dsync.New(&stub{info: info}, &dsync.Options{TTL: time.Minute})

@@ -114,7 +114,7 @@ func TestOpenReturnsOtherErrorsAtOnce(t *testing.T) {
 	wrong := errors.New("wrong password")
 	setLate(1000, wrong)
 	if _, err := dsync.Open(t.Context(), "tardy://", nil); !errors.Is(err, wrong) || late.attempts.Load() != 1 {
-		t.Errorf("Open: %v after %d attempts, want %v after one", err, late.attempts.Load(), wrong)
+		t.Errorf("Open: %v after %d attempts, want %v after one attempt", err, late.attempts.Load(), wrong)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestPingOfARefusedClient(t *testing.T) {
 		}
 		d.refuses = fmt.Errorf("%w: no right to read", fs.ErrPermission)
 		if err := c.Ping(t.Context()); err != nil {
-			t.Errorf("Ping without the right to ask for one name: %v", err)
+			t.Errorf("Ping without the right to query one name: %v", err)
 		}
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)

@@ -50,7 +50,7 @@ func TestGrantsThatAlwaysComeTooLateDoNotSpin(t *testing.T) {
 			t.Errorf("Lock: %v, want the deadline", err)
 		}
 		if n := len(d.asked()); n > 100 {
-			t.Errorf("%d requests in 20 s, want some tens", n)
+			t.Errorf("%d requests in 20 s, want a few dozen", n)
 		}
 	})
 }
@@ -104,7 +104,7 @@ func TestBackendOutOfReachIsAskedAgainUntilTheContextEnds(t *testing.T) {
 				holds[r.Hold] = true
 			}
 			if n := len(d.asked()); n < 15 || n > 100 || len(holds) != n {
-				t.Errorf("%d requests with %d different holds in 20 s, want some tens, all different", n, len(holds))
+				t.Errorf("%d requests with %d different holds in 20 s, want a few dozen, all different", n, len(holds))
 			}
 		})
 	}
@@ -132,7 +132,7 @@ func TestOtherErrorsEndLockAtOnce(t *testing.T) {
 		d := &stub{acquire: func(context.Context, int, *driver.Request) (driver.Lease, error) { return nil, denied }}
 		_, err := newStub(t, d).Lock(t.Context(), "x")
 		if !errors.Is(err, denied) || len(d.asked()) != 1 {
-			t.Errorf("Lock: %v after %d requests, want %v after one", err, len(d.asked()), denied)
+			t.Errorf("Lock: %v after %d requests, want %v after one request", err, len(d.asked()), denied)
 		}
 		if got, want := err.Error(), `dsync: lock "x": permission denied`; got != want {
 			t.Errorf("error text %q, want %q", got, want)

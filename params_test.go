@@ -43,7 +43,7 @@ func TestParameters(t *testing.T) {
 			}
 			delete(asked, "ttl") // of a part of migrate, which may lack it
 			if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
-				t.Errorf("the package comment has the parameters %q, and the opener asks for %q", got, want)
+				t.Errorf("the package comment has the parameters %q, and the opener reads %q", got, want)
 			}
 			if name == "migrate" {
 				return // docs/migration.md

@@ -86,11 +86,11 @@ func TestPermitsComeBack(t *testing.T) {
 		begun := time.Now()
 		next := mustLock(t, b, "x", dsync.Permits(1, 3))
 		if got := time.Since(begun); got != 5*time.Second || expired.Err() == nil {
-			t.Errorf("the permit with ExpireAfter came back after %v, its lease says %v", got, expired.Err())
+			t.Errorf("the permit with ExpireAfter became free after %v, its lease reports %v", got, expired.Err())
 		}
 		rest := mustLock(t, b, "x", dsync.Permits(2, 3))
 		if got := time.Since(begun); got != 10*time.Second || !errors.Is(lost.Err(), dsync.ErrLost) {
-			t.Errorf("the permits of a client that is cut off came back after %v, its lease says %v", got, lost.Err())
+			t.Errorf("the permits of a client that is cut off became free after %v, its lease reports %v", got, lost.Err())
 		}
 		d.Heal()
 		mustUnlock(t, next, rest)
@@ -169,7 +169,7 @@ func TestPermitsWaitInLine(t *testing.T) {
 			t.Errorf("a wait in line ended with %v", err)
 		}
 		if got := len(d.asked()); got != 1 {
-			t.Errorf("%d requests while one waits, want 1", got)
+			t.Errorf("%d requests while one call waits, want 1", got)
 		}
 		close(free)
 		wg.Wait()

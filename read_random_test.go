@@ -38,7 +38,7 @@ func TestRandomReadsAndWrites(t *testing.T) {
 				t.Errorf("the clients know %d names", n)
 			}
 			if m.together.Load() == 0 {
-				t.Error("no client ever read together with another one")
+				t.Error("no client ever read together with another client")
 			}
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)

@@ -100,7 +100,7 @@ func TestReadersOfAClientAreOneHold(t *testing.T) {
 			t.Errorf("%d requests, want 1", got)
 		}
 		if got := d.renewals(); len(got) != 1 || len(got[0]) != 1 {
-			t.Errorf("renewals %v, want one of one hold", got)
+			t.Errorf("renewals %v, want one renewal of one hold", got)
 		}
 		if got := len(d.gaveBack()); got != 1 {
 			t.Errorf("%d releases, want 1", got)
@@ -163,7 +163,7 @@ func TestStreamOfReaders(t *testing.T) {
 		n := 0
 		grants.Range(func(any, any) bool { n++; return true })
 		if n > 11 {
-			t.Errorf("%d holds in 1 s, want one in 100 ms", n)
+			t.Errorf("%d holds in 1 s, want one hold per 100 ms", n)
 		}
 		for _, l := range []dsync.Locker{a, b, dsync.With(a, dsync.Write()), dsync.With(b, dsync.Write())} {
 			start := time.Now()
@@ -226,7 +226,7 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 				defer cancel()
 				wg.Go(func() {
 					if _, err := a.Lock(ctx, "x", dsync.Read()); !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("error %v, want that of the context, and ErrLocked", err)
+						t.Errorf("error %v, want the context's error and ErrLocked", err)
 					}
 				})
 			}
@@ -296,7 +296,7 @@ func TestWriteIsHandedOverWithinItsMode(t *testing.T) {
 		mustUnlock(t, first)
 		wg.Wait()
 		if got := d.asked(); len(got) != 1 || got[0].Mode != driver.Write {
-			t.Errorf("requests %v, want one to write", got)
+			t.Errorf("requests %v, want one request to write", got)
 		}
 	})
 }

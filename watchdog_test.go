@@ -350,7 +350,7 @@ func TestBatchThatHangsDelaysNoOtherLease(t *testing.T) {
 			}
 		}
 		if inFlight < 2 || inFlight > 6 {
-			t.Errorf("the slow lease was in %d batches, want it tried again, one at a time", inFlight)
+			t.Errorf("the slow lease was in %d batches, want 2 to 6, one at a time", inFlight)
 		}
 	})
 }

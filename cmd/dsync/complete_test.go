@@ -126,7 +126,7 @@ func TestCommands(t *testing.T) {
 			return
 		}
 		if !strings.HasPrefix(c.Example, "  ") || !strings.Contains(c.Example, "dsync") {
-			t.Errorf("%s: the help has no example, or one without an indent: %q", c.CommandPath(), c.Example)
+			t.Errorf("%s: the help has no example, or an example without an indent: %q", c.CommandPath(), c.Example)
 		}
 		if has, want := c.Flag("json") != nil, !slices.Contains(acts, c.Name()); has != want {
 			t.Errorf("%s: --json is %t, want %t", c.CommandPath(), has, want)

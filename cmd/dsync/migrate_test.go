@@ -73,7 +73,7 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	p.run("status", "x").want(cli.ExitUnfinished, "a program that only knows the old backend holds it: 694d8f2b\n")
 	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // no half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
-		t.Errorf("got %+v, want that it is held on the old backend", n)
+		t.Errorf("got %+v, want a hold on the old backend", n)
 	}
 }
 
@@ -474,7 +474,7 @@ func TestGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) || !strings.Contains(err.Error(), "`dsync migrate untie`") {
-		t.Errorf("phase old after finalize: got %v, want %v and what opens it again", err, migrate.ErrFinalized)
+		t.Errorf("phase old after finalize: got %v, want %v and the command that opens it again", err, migrate.ErrFinalized)
 	}
 	run("untie").want(cli.ExitDone)
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {

@@ -95,7 +95,7 @@ func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	testenv.Eventually(t, func() bool {
 		held, _, _ := sum()
 		return held == limit && server.SubscriberCount("redisson_sc:{v}") >= commands-limit
-	}, "all permits are held, and the others wait")
+	}, "all permits are held, and the other commands wait")
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, only on Redis")
+var trials = flag.Int("trials", 0, "number of trials of TestNoTwoCommands on each backend; 0: one trial of each mishap, only on Redis")
 
 const (
 	trialTTL     = 3 * time.Second
@@ -170,7 +170,7 @@ func (b *bed) tryAll(t *testing.T, m mishap, k kind, pack string, number int) {
 			voids, ttl = voids+1, ttl*2
 		}
 	}
-	t.Logf("%d trials, and %d void ones", number, voids)
+	t.Logf("%d trials, and %d void trials", number, voids)
 }
 
 var trialNames atomic.Int64
@@ -250,7 +250,7 @@ func (tr *trial) run() (void string) {
 // judge examines the first command after the second command has begun.
 func (tr *trial) judge(began time.Duration) {
 	if last, _ := tr.times("first"); last >= began {
-		tr.not("a process of the first command ran %v after the start of the second one", last-began)
+		tr.not("a process of the first command ran %v after the start of the second command", last-began)
 	}
 	if saw, err := os.ReadFile(filepath.Join(tr.dir, "second.saw")); err != nil || len(saw) > 0 {
 		tr.not("when it started, the second command saw %q from the first one (%v)", saw, err)

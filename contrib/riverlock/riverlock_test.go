@@ -248,7 +248,7 @@ func TestWork(t *testing.T) {
 		}
 	}
 	if _, err := riverlock.Arg("empty")(job); err == nil || !strings.Contains(err.Error(), `the argument "empty" of job 0 of kind "charge" is empty`) {
-		t.Errorf("an empty argument: got %v, want an error that calls it empty", err)
+		t.Errorf("an empty argument: got %v, want an error that calls the argument empty", err)
 	}
 	m.Name = riverlock.Arg("missing")
 	if err := m.Work(t.Context(), job, nil); err == nil {

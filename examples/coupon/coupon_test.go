@@ -108,7 +108,7 @@ func TestExitStatus(t *testing.T) {
 				t.Errorf("exit status: got %d, want %d", status, test.status)
 			}
 			if !strings.Contains(stderr, test.stderr) || strings.Contains(stderr, testenv.PasswordMark) || test.stderr == "" && stderr != "" {
-				t.Errorf("standard error: got %q, want %q in it, and no password", stderr, test.stderr)
+				t.Errorf("standard error: got %q, want text with %q and without a password", stderr, test.stderr)
 			}
 			switch {
 			case test.status == 0 && test.stderr == "":

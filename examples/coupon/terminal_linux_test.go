@@ -75,10 +75,10 @@ func TestCtrlC(t *testing.T) {
 	}
 	shown, status := p.end(t)
 	if status != 1 || p.stdout.Len() > 0 || !strings.Contains(shown, "coupon: ") || !strings.Contains(shown, "interrupt") {
-		t.Errorf("got status %d, standard output %q, on the terminal %q; want 1, nothing, and a word on it", status, p.stdout, shown)
+		t.Errorf("got status %d, standard output %q, on the terminal %q; want 1, no output, and an error message", status, p.stdout, shown)
 	}
 	if locked(server) {
-		t.Error("the lock is held, want it unlocked")
+		t.Error("the lock is held, want a free lock")
 	}
 	awaitNoClients(t, server)
 }

@@ -24,7 +24,7 @@ const sellerVariable = "MIGRATION_SELLER"
 // leave them.
 const connectLimit = 10 * time.Second
 
-var errOrphan = errors.New("the process that it sells for is gone")
+var errOrphan = errors.New("the seller's parent process is gone")
 
 // A seller reads its job and then words from its standard input. It reports on
 // its standard output when it is ready, and then the result for each buyer.

@@ -144,7 +144,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 				}
 				for _, log := range []*lines{held, waiting} {
 					if n := strings.Count(log.text(), `msg="dsync: backend `); n != 2 {
-						t.Errorf("%d records of one outage, want 2:\n%s", n, log.text())
+						t.Errorf("%d records for one outage, want 2:\n%s", n, log.text())
 					}
 				}
 			})

@@ -62,7 +62,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	var said bytes.Buffer
 	s.cmd.Stdout, s.cmd.Stderr = &said, &said
 	if err := s.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%w (install it, or give the address of a running server)", err)
+		return nil, fmt.Errorf("%w (install the server, or give the address of a running server)", err)
 	}
 	go func() { // ends when the process ends
 		defer close(s.ended)

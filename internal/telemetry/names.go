@@ -112,7 +112,7 @@ type metricSpec struct{ name, unit, text string }
 var (
 	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever the outcome."}
 	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "How long blocked calls to Lock waited."}
-	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it had ended."}
+	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until the end of its owner's last lease."}
 	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls to Lock and TryLock."}
 	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, unless ExpireAfter ended them."}
 	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Failed requests by Lock that are repeated."}

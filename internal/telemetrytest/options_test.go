@@ -123,7 +123,7 @@ dsync.unlock {%[1]s dsync.lock.reentrant=false dsync.lock.token=1}
 		const wantLog = `level=WARN msg="dsync: backend out of reach" dsync.driver=memory exception.message=`
 		if got := ob.log.String(); strings.Count(got, "\n") != 2 || !strings.HasPrefix(got, wantLog) ||
 			!strings.Contains(got, `level=INFO msg="dsync: backend in reach again" dsync.driver=memory dsync.outage.duration=1.875`) {
-			t.Errorf("log:\n%swant one warning and the end of it", got)
+			t.Errorf("log:\n%swant one warning and the end of the outage", got)
 		}
 		for _, want := range []string{"dsync.renewals {dsync.driver=memory dsync.renewal.result=failed} +",
 			"dsync.renewals {dsync.driver=memory dsync.renewal.result=ok} +"} {
@@ -479,7 +479,7 @@ func TestTelemetryMayCallTheClient(t *testing.T) {
 		<-lost.Done()
 		synctest.Wait()
 		if got := caller.calls.Load(); got < 10 {
-			t.Errorf("%d calls from span processors, want one at the start and end of each span", got)
+			t.Errorf("%d calls from span processors, want one call at the start and one at the end of each span", got)
 		}
 	})
 }

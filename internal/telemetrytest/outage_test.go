@@ -187,7 +187,7 @@ func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 				wantPoints(t, ob, "dsync.waiter.count {dsync.driver=memory} 1",
 					"dsync.client.count {dsync.client.state=unreachable dsync.driver=memory} 1")
 				if n := ob.count(t, "dsync.acquire.retries"); n < 10 || n > 20 {
-					t.Errorf("%d retries in 10 s, want about one a second, and some more at first", n)
+					t.Errorf("%d retries in 10 s, want about one retry a second, and a few more at first", n)
 				}
 				if held {
 					if err := holder.Unlock(t.Context()); err != nil {

@@ -95,7 +95,7 @@ func TestRedisFreeze(t *testing.T) {
 func processState(t *testing.T, pid int) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("the state of a frozen process is UNTESTED: it takes Linux to read it")
+		t.Skip("the state of a frozen process is UNTESTED: it can only be read on Linux")
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -205,7 +205,7 @@ func fairGiveUp(t *testing.T, b *bed) {
 	line := b.stand(t, name, "gtgj")
 	line[0].cancel()
 	if got := b.queue(name); slices.Contains(got, line[0].hold) || len(got) > 3 {
-		t.Errorf("queue when the first waiter has returned: got %q, want it without %s", got, line[0].hold)
+		t.Errorf("queue when the first waiter has returned: got %q, want a queue without %s", got, line[0].hold)
 	}
 	line[1].call.equals(t, "false")
 	if got := b.queue(name); !slices.Equal(got, holdsOf(line[2:])) {
@@ -229,7 +229,7 @@ func (b *bed) quiet(t *testing.T, server *testenv.RedisServer, f func()) {
 	after, seconds := server.Commands(), time.Since(start).Seconds()
 	runs := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
 	if limit := 20*seconds + 20; float64(runs) > limit {
-		t.Errorf("a waiter behind a dead one: %d requests in %.1f s, want at most %.0f", runs, seconds, limit)
+		t.Errorf("a waiter behind a dead waiter: %d requests in %.1f s, want at most %.0f", runs, seconds, limit)
 	}
 }
 

@@ -528,7 +528,7 @@ func twoObjects(t *testing.T, b *bed) {
 	other.do(t, "unlock")
 	b.holds(t, name, j.owner(t), "1")
 	if left := b.node(name).Do("PTTL", name).(int64); left <= 5000 {
-		t.Errorf("PTTL after an unlock by another object: got %d, want that of the watchdog", left)
+		t.Errorf("PTTL after an unlock by another object: got %d, want the watchdog's PTTL", left)
 	}
 	j.do(t, "unlock")
 }

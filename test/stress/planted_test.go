@@ -47,7 +47,7 @@ func TestPlanted(t *testing.T) {
 				}
 				t.Logf("got %v", r.Err())
 			}
-			t.Errorf("want the bug to be found in one of %d schedules by one of the rules %v", schedules, test.rules)
+			t.Errorf("want one of %d schedules to find the bug by one of the rules %v", schedules, test.rules)
 		})
 	}
 }

@@ -24,7 +24,7 @@ func TestCheck(t *testing.T) {
 	for version, want := range map[string]bool{Old: true, Middle: true, New: true, "3.18.1": false, "4.2": false, "latest": false, "": false,
 		"../4.2.0": false, "4.2.0-SNAPSHOT": false} {
 		if err := check(version); (err == nil) != want {
-			t.Errorf("check(%q): got %v, want it accepted: %v", version, err, want)
+			t.Errorf("check(%q): got %v, want acceptance: %v", version, err, want)
 		}
 	}
 }

@@ -278,7 +278,7 @@ func (b *bed) allFree(limit int, until time.Time) {
 		return err == nil && len(leases) == 0 || errors.Is(err, gozk.ErrNoNode)
 	}, "no lease is left")
 	if late := time.Since(until); late > 0 {
-		b.Errorf("the last permit came back %v too late", late)
+		b.Errorf("the last permit became free %v too late", late)
 	}
 	c, err := dsync.Open(b.Context(), "zk://"+b.server.Addr, nil)
 	if err != nil {
@@ -374,6 +374,6 @@ func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 		}
 	}
 	if len(excesses) == 0 {
-		t.Error("no lease was seen beyond the limit: want those of Curator's waiters")
+		t.Error("no lease was seen beyond the limit: want leases of Curator's waiters")
 	}
 }

@@ -64,7 +64,7 @@ Exit status
 		},
 	}
 	f.Add(c)
-	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().BoolVar(&yes, "yes", false, "skip the confirmation")
 	c.Flags().StringVar(&hold, "hold", "", "release only this `HOLD`")
 	return c
 }

@@ -145,7 +145,7 @@ func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err erro
 		return nil, err
 	}
 	if u.Scheme == "migrate" {
-		return nil, fmt.Errorf("names that are locked in a migration move permanently: give the URL of one of its backends: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("in a migration, locking a name moves it permanently: give the URL of one of its backends: %w", errors.ErrUnsupported)
 	}
 	undo, err := f.tidy(ctx, u)
 	if err != nil {

@@ -237,7 +237,7 @@ func (s *postgresServer) state(f map[string]string) {
 		s.x.good("persistence", "%s writes acknowledged data to disk", s.host)
 	}
 	if n, _ := strconv.Atoi(f["replicas"]); n > 0 {
-		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if one takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
+		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if a standby takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
 			"make the failover stop the old primary first; fencing tokens expose late holders", seePostgres)
 	}
 }

@@ -232,7 +232,7 @@ func (s *redisServer) eviction(context.Context) {
 			l = warning
 		}
 		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict held locks: its maxmemory-policy is %s", s.address, policy),
-			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", s.x.seeRedis())
+			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts the risk", s.x.seeRedis())
 	}
 }
 
@@ -263,13 +263,13 @@ func (s *redisServer) replicas(context.Context) {
 	text := fmt.Sprintf("%s has %s", s.address, cli.Plural(n, "replica"))
 	switch wanted := s.x.url.Int("waitreplicas", 0, 0, 1000); {
 	case isRedlock(s.x) && n > 0:
-		s.x.bad(warning, "replicas", text+": if one takes over at this address, it may not have the last locks",
+		s.x.bad(warning, "replicas", text+": a replica that takes over at this address may not have the last locks",
 			"disable failover behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
 	case wanted > n:
 		s.x.bad(fault, "replicas", fmt.Sprintf("%s, but a grant waits for waitreplicas=%d", text, wanted),
 			"connect more replicas, or lower waitreplicas=", s.x.seeRedis())
 	case n > 0 && wanted == 0:
-		s.x.bad(warning, "replicas", text+": if one takes over, it may not have the last locks",
+		s.x.bad(warning, "replicas", text+": a replica that takes over may not have the last locks",
 			"waitreplicas=1 in the URL makes that unlikely; fencing tokens expose late holders", s.x.seeRedis())
 	default:
 		s.x.good("replicas", "%s", text)

@@ -165,7 +165,7 @@ func guardCommand() *cobra.Command {
 		DisableFlagParsing: true, // the flags belong to the command
 		RunE: func(_ *cobra.Command, args []string) error {
 			if unix.Getpgrp() != os.Getpid() || len(args) < 4 {
-				return cli.Usage(errors.New("this command is a part of run, which starts it"))
+				return cli.Usage(errors.New("this is an internal command of dsync run, which starts it"))
 			}
 			var files [2]*os.File
 			for i := range files {

@@ -223,7 +223,7 @@ func TestServeListsNotMore(t *testing.T) {
 			t.Errorf("got %d names, more %t, problem %q", now.sheet.total, now.sheet.more, now.problem)
 		}
 		if text := shownBy(t, &page{board: b}, view{}, now); !strings.Contains(text, "More names are held than are listed") {
-			t.Errorf("nothing says so in\n%.1000s", text)
+			t.Errorf("there is no notice in\n%.1000s", text)
 		}
 	})
 }
