@@ -220,7 +220,7 @@ func TestRan(t *testing.T) {
 			"succeeds":                  {"x", func(context.Context) error { return nil }, true, nil},
 			"fails":                     {"x", func(context.Context) error { return failed }, true, failed},
 			"loses the lock":            {"x", removed(nil), true, nil},
-			"fails and loses the lock":        {"x", removed(failed), true, failed},
+			"fails and loses the lock":  {"x", removed(failed), true, failed},
 			"is not granted a lock":     {"x", inner, true, dsync.ErrLocked},
 			"runs an unconfirmed inner": {"x", func(context.Context) error { return &dsync.DoError{Unlock: dsync.ErrUnknown} }, true, dsync.ErrUnknown},
 			"does not run":              {"taken", func(context.Context) error { return nil }, false, dsync.ErrLocked},
