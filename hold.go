@@ -115,10 +115,10 @@ func (h *hold) Lost(cause error) {
 	}
 }
 
-// deadline returns the local end of the hold. Its margin covers two errors. The
-// local clock may run at a slightly different rate than the backend's since the
-// request that set the end, and time passes between reading the clock and
-// acting on it. Called with lock.mu held.
+// deadline returns the local end of the hold. Its margin covers two errors.
+// Since the request that set the end, the local clock may have run at a
+// slightly different rate than the backend's. Also, time passes between reading
+// the clock and acting on it. Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond

@@ -209,7 +209,7 @@ func ownImports(patterns []string) (names []string) {
 	return names
 }
 
-// entryOf returns the index of the entry of layout for a directory: the one
+// entryOf returns the index of the entry of layout for a directory: the entry
 // with the longest directory that contains it.
 func entryOf(dir string) int {
 	place := -1

@@ -80,8 +80,8 @@ func (l *Lease) Token() uint64 {
 
 // Deadline returns the local time until which the lock is certain to be held,
 // even without another renewal. The backend may grant the lock to another
-// client 5 ms plus 1 % of a TTL after this time. The TTL is that of the lease,
-// or of the lease's session on the backend if the session may end first.
+// client 5 ms plus 1 % of a TTL after this time. The TTL is the lease's TTL, or
+// the TTL of its session on the backend if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	if l = l.view(); l == nil {
 		return time.Time{}
@@ -399,7 +399,7 @@ type leaseContext struct {
 	context.Context
 	lease  *Lease
 	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
-	outer  *leaseContext // of the lease whose context this one was derived from; may be nil
+	outer  *leaseContext // of the lease from whose context this context was derived; may be nil
 	cancel context.CancelCauseFunc
 	next   *leaseContext // in lease.contexts
 }

@@ -142,7 +142,7 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 			if err := c.Close(t.Context()); err != nil {
 				t.Errorf("Close: %v", err)
 			}
-			if err := <-unlocked; err != nil && (i > 0 || !errors.Is(err, dsync.ErrClosed)) { // Close may be first if both begin at once
+			if err := <-unlocked; err != nil && (i > 0 || !errors.Is(err, dsync.ErrClosed)) { // Close may be first if both begin at the same time
 				t.Errorf("Unlock: %v, want nil", err)
 			}
 			time.Sleep(50*time.Minute - time.Since(began) - time.Millisecond)

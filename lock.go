@@ -305,10 +305,10 @@ func (k *lock) serveGroup(h *hold) {
 }
 
 // handOver passes a hold whose last lease has ended to the first call in the
-// queue, without a request to the backend, within the bounds that keep the
-// other clients from starving. If no token is left for the first call in the
-// queue, handOver makes it the heir of the hold, if the driver can pass the
-// hold, and returns false. Called with mu held.
+// queue, without a request to the backend. It does so only within the bounds
+// that keep the other clients from starving. If no token is left for that call
+// and the driver can pass the hold, handOver makes the call the heir of the
+// hold and returns false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
 	switch {

@@ -50,7 +50,7 @@ type Options struct {
 
 	// Debug finds forgotten leases. When the garbage collector finds that the
 	// program no longer has a reference to a Lease, the lease ends with an
-	// error that matches ErrLost, and the Logger reports the caller of Lock. A
+	// error that matches ErrLost. The Logger then reports the caller of Lock. A
 	// context of Lease.Context, and contexts made from it, refer to its lease.
 	// Debug costs some µs and 5 allocations for each lease.
 	Debug bool

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// The files, other than those of the driver, in which its opener reads URL
+// The files, other than the driver's own files, in which its opener reads URL
 // parameters.
 var asksBeside = map[string][]string{
 	"memory": nil, "migrate": nil, "pglock": nil,

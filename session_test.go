@@ -17,7 +17,7 @@ import (
 type keeper struct {
 	stub
 	told  func(error)
-	lease *stubLease // the last one
+	lease *stubLease // the last lease
 }
 
 func (k *keeper) Acquire(_ context.Context, r *driver.Request) (driver.Lease, error) {

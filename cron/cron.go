@@ -42,7 +42,7 @@ type Job struct {
 
 	// Run does the work. Its context ends with the context of Loop or Once, and
 	// when the lock is lost. Two runs never overlap. A run that takes longer
-	// than Every delays the next one by up to a quarter of a period, or causes
+	// than Every delays the next run by up to a quarter of a period, or causes
 	// it to be missed.
 	Run func(ctx context.Context, at time.Time) error
 
@@ -145,9 +145,9 @@ func (j *Job) Loop(ctx context.Context) error {
 	}
 }
 
-// Once runs the job if no other process has the period that begins at the time
-// at, and returns the outcome. All processes pass the same at: the time for
-// which the run was scheduled, not the time of the call.
+// Once runs the job if no other process has claimed the period that begins at
+// the time at. It returns the outcome. All processes pass the same at: the
+// scheduled time of the run, not the time of the call.
 func (j *Job) Once(ctx context.Context, at time.Time) Result {
 	r := j.once(ctx, at)
 	r.At = at

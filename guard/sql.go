@@ -21,8 +21,9 @@ import (
 // reads the data that its writes depend on, because data read earlier may be
 // stale. A value that was read before the transaction began requires a call to
 // Enter before that read. After an error, roll back the transaction. If the
-// database ends a transaction because of a conflict with another one, the error
-// is the database's and not ErrStale. As usual, retry the whole transaction.
+// database ends a transaction because of a conflict with another transaction,
+// the error is the database's and not ErrStale. As usual, retry the whole
+// transaction.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or

@@ -86,7 +86,7 @@ func revision(version string) uint64 {
 	return n
 }
 
-// sorted converts an error to one that package cas expects.
+// sorted converts an error to an error that package cas expects.
 func sorted(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrKeyExists):

@@ -28,7 +28,7 @@
 // for up to the TTL.
 //
 // Waiting jobs have no order. A job that is snoozed may be overtaken by later
-// ones.
+// jobs.
 package riverlock
 
 import (

@@ -78,8 +78,9 @@ func TestCrowdsNeedEachPart(t *testing.T) {
 	}
 }
 
-// networks are the times in ms of a free lock with its release and of a
-// hand-over, for round trips of 0, 1, 2 and 5 ms, from docs/measured.md.
+// networks are times in ms from docs/measured.md, for round trips of 0, 1, 2
+// and 5 ms: the time of a free lock with its release, and the time of a
+// hand-over.
 var networks = []struct {
 	model          model
 	free, handOver [4]float64

@@ -58,7 +58,7 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 	return ofFirst, ofSecond
 }
 
-// waits reports whether a transaction is waiting for another one.
+// waits reports whether a transaction is waiting for another transaction.
 func (db *database) waits(t *testing.T) bool {
 	if db.waiting == "" {
 		return false
@@ -70,8 +70,8 @@ func (db *database) waits(t *testing.T) bool {
 	return n > 0
 }
 
-// expect checks the outcome of a transaction that met another one. A conflict
-// is not an ErrStale, and must not let the transaction pass.
+// expect checks the outcome of a transaction that met another transaction. A
+// conflict is not an ErrStale, and must not let the transaction pass.
 func (db *database) expect(t *testing.T, level level, got, want error) {
 	t.Helper()
 	switch {
@@ -100,8 +100,8 @@ func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, wr
 	}
 }
 
-// writerMeetsWriter starts a writer before another one has ended. The second
-// sees the write of the first.
+// writerMeetsWriter starts a writer before another writer has ended. The second
+// writer sees the write of the first.
 func writerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what          string
@@ -191,7 +191,7 @@ func writerMeetsReader(t *testing.T, db *database) {
 	})
 }
 
-// snapshot reads the table in a transaction before another one writes.
+// snapshot reads the table in a transaction before another transaction writes.
 func snapshot(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what         string
@@ -201,7 +201,7 @@ func snapshot(t *testing.T, db *database) {
 		t.Run(c.what, func(t *testing.T) {
 			db.onEach(t, func(t *testing.T, level level, written uint64) {
 				if level.locks {
-					return // the other one would wait for this one
+					return // the other transaction would wait for this one
 				}
 				err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
 					if err := balance(ctx, tx, written); err != nil {

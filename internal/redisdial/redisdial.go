@@ -143,8 +143,8 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and prevents new ones. It can be called several
-// times.
+// End breaks every connection, and prevents new connections. It can be called
+// several times.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -29,7 +29,7 @@ type Place struct {
 	Ticket  int64 // 0: the server keeps no queue
 	Granted int64 // the last ticket that was granted the name
 	Last    int64 // the last ticket that was given out
-	Free    bool  // the name is free, and another client is ahead of this one
+	Free    bool  // the name is free, and another client is ahead of this client
 }
 
 // before returns the number of clients ahead. It may be negative.

@@ -292,8 +292,8 @@ func (e *env) close() {
 	}
 }
 
-// checkWaits checks that the spans of waits cover the time for which a call was
-// blocked.
+// checkWaits checks that the spans of waits cover the time during which a call
+// was blocked.
 func (e *env) checkWaits(stubs tracetest.SpanStubs) {
 	byID := map[trace.SpanID]tracetest.SpanStub{}
 	for _, s := range stubs {

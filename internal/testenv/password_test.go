@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// scanned is a package with a test that logs a word, and one that may fail.
+// scanned is a package with a test that logs a word, and a test that may fail.
 const scanned = `package x
 
 import (

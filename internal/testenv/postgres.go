@@ -135,8 +135,8 @@ func (s *PostgresServer) URL(scheme string) string {
 //
 // The first process is stopped and killed last. It starts no other process in
 // the meantime, and no other process sees its end. A process that sees the end
-// of the first one frees its locks gracefully, and a client whose process has
-// not been killed yet may be granted them.
+// of the first process frees its locks gracefully, and a client whose process
+// has not been killed yet may be granted them.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -290,9 +290,9 @@ func readNumber(file string) (int, error) {
 // predict how long they take.
 const leakGuard = 10 * time.Second
 
-// NoLeaks is the second half of a TestMain. It runs the tests, which may get
-// servers that earlier tests have left without data, and fails if a goroutine
-// is left, except goroutines that run one of the functions in except.
+// NoLeaks is the second half of a TestMain. It runs the tests and fails if a
+// goroutine is left, except goroutines that run one of the functions in except.
+// The tests may get servers that earlier tests have left without data.
 // Functions are given with their packages: "net/http.(*Server).Serve".
 func NoLeaks(m *testing.M, except ...string) {
 	code := spares.use(m.Run)

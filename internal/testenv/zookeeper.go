@@ -20,8 +20,8 @@ import (
 )
 
 // zookeeperJars are the libraries of Debian's packages zookeeper and
-// libzookeeper-java that a server needs. The manifest of the first one names
-// the others.
+// libzookeeper-java that a server needs. The manifest of the first library
+// names the others.
 const zookeeperJars = "/usr/share/java/zookeeper.jar"
 
 // ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms and
@@ -237,7 +237,7 @@ func (s *ZooKeeperServer) clean(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// the remaining connection is that of the command
+		// the command itself has the remaining connection
 		one := strings.Contains(text, "zk_num_alive_connections\t1\n")
 		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
 			return errors.New("a session is left")
@@ -291,7 +291,7 @@ func dialJute(ctx context.Context, addr string) (*jute, error) {
 	return c, nil
 }
 
-// exchange sends a frame and returns the next one from the server.
+// exchange sends a frame and returns the next frame from the server.
 func (c *jute) exchange(frame []byte) ([]byte, error) {
 	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
 		return nil, err
@@ -322,7 +322,7 @@ func (c *jute) request(operation int32, body []byte) ([]byte, error) {
 	return answer[16:], nil
 }
 
-// removeBelow deletes all nodes below a path, except those of the server.
+// removeBelow deletes all nodes below a path, except the server's own nodes.
 func (c *jute) removeBelow(path string) error {
 	text := func(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
 	answer, err := c.request(8, append(text(cmp.Or(path, "/")), 0)) // getChildren, without a watch

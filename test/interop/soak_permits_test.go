@@ -111,10 +111,9 @@ func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	return c.err == nil || strings.Contains(c.err.Error(), "not held")
 }
 
-// permitsAt reads in one step the number of free permits, the number of held
-// ones including expired ones, the number of held ones that have not expired,
-// and the time until the last of these expires, in milliseconds from the
-// server's current time.
+// permitsAt reads four numbers in one step: the free permits, the held permits
+// including expired permits, the held permits that have not expired, and the
+// milliseconds from the server's current time until the last of these expires.
 const permitsAt = `local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]

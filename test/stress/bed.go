@@ -102,7 +102,7 @@ func (b *bed) apart(hosts *testenv.Hosts) *bed {
 }
 
 // oneAddress prepares a bed whose clients use one address for several servers.
-// The server behind the address freezes, and another one takes over.
+// The server behind the address freezes, and another server takes over.
 func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	b.nodes, b.front = servers[:1], nil
 	active := 0

@@ -179,7 +179,7 @@ func (c *resourceClient) now() time.Duration {
 	return time.Duration(now)
 }
 
-// ask returns the answer of the resource.
+// ask returns the resource's response.
 func (c *resourceClient) ask(words ...any) string {
 	if _, err := fmt.Fprintln(c.conn, words...); err != nil {
 		panic(err)

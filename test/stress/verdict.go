@@ -17,7 +17,7 @@ type Result struct {
 
 	Injected       int
 	Faulty, Lasted time.Duration
-	Operations     int // calls of Lock, TryLock and Unlock that returned
+	Operations     int // calls to Lock, TryLock and Unlock that returned
 	Reads, Writes  int // grants of the name that is read and written
 	Terms          int // of leaders
 	Permits        int // grants of permits

@@ -30,7 +30,7 @@ func TestCheck(t *testing.T) {
 }
 
 // TestUnpublished uses the output of Maven 3.8 for the first attempt and for
-// later ones.
+// later attempts.
 func TestUnpublished(t *testing.T) {
 	for out, want := range map[string]bool{
 		"Could not find artifact org.redisson:redisson:jar:9.9.9 in central (https://repo.maven.apache.org/maven2)":                     true,

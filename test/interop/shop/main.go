@@ -32,7 +32,7 @@ const (
 	coupons = 50
 	stock   = "shop:stock"
 	name    = "shop:lock"
-	moment  = 5 * time.Millisecond // between reading the number of coupons and writing the new one
+	moment  = 5 * time.Millisecond // between reading the number of coupons and writing the new number
 )
 
 func main() {

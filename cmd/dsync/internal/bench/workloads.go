@@ -183,7 +183,7 @@ func (b *bench) handOvers(ctx context.Context, end time.Time) (took []time.Durat
 		took = append(took, d)
 	}
 	if len(took) > 1 {
-		took = took[1:] // the first one creates the state that a client needs to wait
+		took = took[1:] // the first hand-over creates the state that a client needs to wait
 	}
 	return took, lease.Unlock(ctx)
 }

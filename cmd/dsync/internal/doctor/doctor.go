@@ -77,7 +77,7 @@ var examiners = map[string]func(ctx context.Context, x *examination) bool{
 
 const (
 	pairsMeasured = 20
-	doctorName    = "dsync:doctor" // the lock, unless the user names another one
+	doctorName    = "dsync:doctor" // the lock, unless the user names another lock
 )
 
 func Command() *cobra.Command {

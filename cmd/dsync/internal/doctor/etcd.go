@@ -30,7 +30,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 	if config.TLS != nil && config.TLS.ServerName != "" {
 		config.TLS = config.TLS.Clone()
 		// reach has already checked the name in the certificate. The library
-		// would check the wrong name, that of the host.
+		// would check the wrong name, the host's.
 		config.TLS.InsecureSkipVerify = true
 	}
 	config.Username = x.url.User.Username()

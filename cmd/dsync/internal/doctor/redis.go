@@ -163,7 +163,7 @@ func (x *examination) user() string {
 }
 
 // redisCounter arranges for the token counter to be removed at the end, unless
-// it existed before. Unlike the counters of dsync, those of Redisson's locks
+// it existed before. Unlike dsync's counters, the counters of Redisson's locks
 // never expire.
 func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
 	if x.url.Param("fence", "") != "redisson" {
