@@ -112,7 +112,7 @@ func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 				c.Close(t.Context())
 				time.Sleep(45 * time.Minute)
 				if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-					t.Errorf("before its time: %v, want ErrLocked", err)
+					t.Errorf("while the name is kept: %v, want ErrLocked", err)
 				}
 				time.Sleep(15 * time.Minute)
 				mustLock(t, other, "x")
@@ -147,11 +147,11 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 			}
 			time.Sleep(50*time.Minute - time.Since(began) - time.Millisecond)
 			if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("before its time: error %v, want ErrLocked", err)
+				t.Errorf("while the name is kept: error %v, want ErrLocked", err)
 			}
 			time.Sleep(2 * slow)
 			if l, err := other.TryLock(t.Context(), "x"); err != nil {
-				t.Errorf("after its time: error %v", err)
+				t.Errorf("after the time of HoldAtLeast: error %v", err)
 			} else {
 				l.Unlock(t.Context())
 			}

@@ -300,7 +300,7 @@ func TestOwnerUnderItsOwnLeaseIsNoDeadlock(t *testing.T) {
 		ctx, cancel := mustLock(t, o, "x").Context(t.Context())
 		defer cancel()
 		if _, err := o.Lock(ctx, "x"); err != nil {
-			t.Errorf("re-entry under the own lease: %v", err)
+			t.Errorf("re-entry under its own lease: %v", err)
 		}
 	})
 }

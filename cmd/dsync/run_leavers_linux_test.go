@@ -134,7 +134,7 @@ func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 						if name == "dsync is killed" {
 							testenv.Eventually(t, isOver, "the guard kills the job")
 						} else if !isOver() {
-							t.Error("the job is left")
+							t.Error("the job still runs")
 						}
 					})
 				}
@@ -164,7 +164,7 @@ func TestRunEndsADaemon(t *testing.T) {
 		dsyncRun(t, "--url", inProcess, "--kill-after", "200ms", "x", "--", "sh", "-c",
 			"setsid "+job+" & while ! test -s "+filepath.Dir(job)+"/pids; do sleep 0.02; done; exit 5").is(5)
 		if alive(t, pids()[0]) {
-			t.Error("the job is left")
+			t.Error("the job still runs")
 		}
 	}
 }

@@ -262,7 +262,7 @@ func TestRunEndsWhatItsCommandLeaves(t *testing.T) {
 			pid := next()
 			c.over(4)
 			if alive(t, pid) {
-				t.Error("a process of the group is left")
+				t.Error("a process of the group still runs")
 			}
 		})
 	}
@@ -283,7 +283,7 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	}
 	c.over(cli.ExitBroken)
 	if alive(t, pid) {
-		t.Error("the command is left")
+		t.Error("the command still runs")
 	}
 }
 

@@ -256,7 +256,7 @@ func (tr *trial) judge(began time.Duration) {
 		tr.not("when it started, the second command saw %q from the first one (%v)", saw, err)
 	}
 	if left := tr.othersThan("second"); left != "" {
-		tr.not("processes %v of the first command are left", left)
+		tr.not("processes %v of the first command still exist", left)
 	}
 }
 

@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.BoolVar(&o.etcd, "etcd", false, "the nodes are processes, on an etcd that runs as long as the program")
 	flags.DurationVar(&o.ttl, "ttl", 2*time.Second, "the time after which a silent leader is replaced")
 	flags.BoolVar(&o.keep, "keep", false, "keep running at the end, until Ctrl-C, to show the pages")
-	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders together")
+	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders, in total")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {

@@ -199,7 +199,7 @@ func TestStartThatFails(t *testing.T) {
 		}
 		synctest.Wait()
 		if left := p.All(); len(left) > 0 {
-			t.Errorf("%d sessions are left", len(left))
+			t.Errorf("%d sessions remain", len(left))
 		}
 	})
 }

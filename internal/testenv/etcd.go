@@ -215,7 +215,7 @@ func (s *EtcdServer) clean(ctx context.Context) error {
 		}
 	}
 	if len(left.Users)+len(left.Roles)+len(left.Alarms) > 0 || len(left.Members) != 1 {
-		return errors.New("users, roles, alarms or members are left")
+		return errors.New("users, roles, alarms or members remain")
 	}
 	for _, l := range left.Leases {
 		if err := s.call(ctx, "lease/revoke", fmt.Sprintf(`{"ID":%q}`, l.ID), nil); err != nil {

@@ -240,7 +240,7 @@ func (s *ZooKeeperServer) clean(ctx context.Context) error {
 		// the command itself has the remaining connection
 		one := strings.Contains(text, "zk_num_alive_connections\t1\n")
 		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
-			return errors.New("a session is left")
+			return errors.New("a session remains")
 		}
 		if one && strings.Contains(text, "zk_watch_count\t0\n") {
 			break

@@ -198,7 +198,7 @@ func (b *bed) gone(tb testing.TB, name string) {
 			}
 		}
 		return true
-	}, "nothing is left of "+name)
+	}, "there are no remains of "+name)
 }
 
 // subscribed waits until a channel has the given number of subscribers.

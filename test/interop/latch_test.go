@@ -123,7 +123,7 @@ func latchCounted(t *testing.T, b *bed) {
 			[]*sideOfLatch{first, second}[n%2].down(t)
 		}
 		if got := node.Do("EXISTS", name); got != int64(0) {
-			t.Error("the key is left at 0")
+			t.Error("the key remains at 0")
 		}
 		first.wantCount(t, 0)
 		second.wantCount(t, 0)

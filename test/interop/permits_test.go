@@ -12,12 +12,12 @@ import (
 
 // permits are scenarios of getPermitExpirableSemaphore.
 var permits = []scenario{
-	{"both take permits of one limit", true, permitsShared},
+	{"both acquire permits of one limit", true, permitsShared},
 	{"released permits wake waiters, in both directions", true, permitHandOvers},
 	{"expired permits of go become free for java", false, goPermitsExpire},
 	{"expired permits of java become free for go", false, javaPermitsExpire},
 	{"a limit that java raises", true, javaRaisesLimit},
-	{"a crowd of both takes permits", true, permitCrowd},
+	{"a crowd of both acquires permits", true, permitCrowd},
 }
 
 func permitChannel(name string) string { return "redisson_sc:" + tagged(name) }

@@ -90,7 +90,7 @@ func readersShare(t *testing.T, b *bed) {
 		first.do(t, "unlock")
 		b.wantFields(t, name, map[string]string{"mode": "read", two: "1"})
 		if got := node.Do("EXISTS", timeoutKey(name, one)); got != int64(0) {
-			t.Error("the key of a reader that has released is left")
+			t.Error("the key of a reader that has released the lock remains")
 		}
 		refusesBoth(t, b.redisson, g, "write", name)
 		second.do(t, "unlock")

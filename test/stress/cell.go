@@ -284,7 +284,7 @@ func (c *cell) end() {
 	}
 	left := c.bed.leftBehind(names)
 	if c.fault.jumps { // the jump extends locks that could not be released
-		c.t.Logf("not promised: %d are left: %v", len(left), left)
+		c.t.Logf("not promised: %d remains of locks: %v", len(left), left)
 		return
 	}
 	c.result.Left = left

@@ -276,7 +276,7 @@ func (b *bed) allFree(limit int, until time.Time) {
 	testenv.Eventually(b.T, func() bool {
 		leases, _, err := b.users.Children("/" + b.name + "/leases")
 		return err == nil && len(leases) == 0 || errors.Is(err, gozk.ErrNoNode)
-	}, "no lease is left")
+	}, "no lease remains")
 	if late := time.Since(until); late > 0 {
 		b.Errorf("the last permit became free %v too late", late)
 	}

@@ -334,7 +334,7 @@ func (j *job) reap() {
 			j.guard.reaped = true
 			j.guard.end(j.note)
 			if !j.killed && !j.over {
-				j.broken(errors.New("another process ended it"))
+				j.broken(errors.New("another process ended the guard"))
 			}
 		case pid == j.pid: // which the guard has left
 			j.ended, j.done.status = true, exitStatusOf(status)
