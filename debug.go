@@ -107,8 +107,8 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// contextOfView is Context for a handle: the context refers to the handle, not
-// to the lease.
+// contextOfView is like Context, but for a handle: the context refers to the
+// handle, not to the lease.
 func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
 	view := l.view()
 	if view == nil {

@@ -129,7 +129,7 @@ func (g *Leases) rollBack(ctx context.Context) error {
 }
 
 // All returns the leases in the order of their grants, with their names and
-// tokens. Unlocking one of them ends the others for these Leases.
+// tokens. Unlocking one of them also ends these Leases.
 func (g *Leases) All() []*Lease { return slices.Clone(g.all) }
 
 // Deadline returns the earliest deadline of the leases.

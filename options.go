@@ -122,10 +122,10 @@ func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d
 // the renewals, SlowHold reports such leases, and Debug finds leases that can
 // no longer be unlocked.
 
-// MaxHold bounds how long a lease is renewed. At d after the grant the lease is
-// lost, with an error that matches ErrLost, and the lock is free immediately.
-// MaxHold(0) means no bound. Options.MaxHold is the default of a Client.
-// MaxHold does not affect a lease with ExpireAfter.
+// MaxHold bounds how long a lease is renewed. If the lease is still held d
+// after the grant, it is lost with an error that matches ErrLost, and the lock
+// is free immediately. MaxHold(0) means no bound. Options.MaxHold is the
+// default of a Client. MaxHold does not affect a lease with ExpireAfter.
 func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 
 // Read shares the name with other readers, and excludes all other holders. If

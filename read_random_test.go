@@ -47,8 +47,8 @@ func TestRandomReadsAndWrites(t *testing.T) {
 	}
 }
 
-// model records the holders of the name x, by leases. Leases of one owner may
-// exist together.
+// model records the holders of the name x, by leases. One owner may have
+// several leases at the same time.
 type model struct {
 	t        *testing.T
 	together atomic.Int64 // readers of two clients

@@ -122,8 +122,8 @@ func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 
 // Loop runs the job in this process whenever a period begins that no other
 // process has claimed. It returns when ctx is done and the last run has
-// returned. It returns the error of ctx, or an immediate error if the job
-// cannot work. Loop skips periods that begin during a call to Run.
+// returned. It returns the error of ctx. If the job cannot work, it returns an
+// error immediately. Loop skips periods that begin during a call to Run.
 func (j *Job) Loop(ctx context.Context) error {
 	err := j.check()
 	if err == nil {

@@ -127,4 +127,4 @@ func (p *process) thaw()                  { p.signal(syscall.SIGCONT) }
 func (p *process) ended() <-chan struct{} { return p.done }
 func (p *process) err() error             { return p.why }
 
-func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error means that it has ended
+func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error means that the process has ended

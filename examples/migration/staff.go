@@ -121,7 +121,7 @@ func (w *worker) end() error {
 	select {
 	case <-w.ended:
 	case <-time.After(2 * connectLimit):
-		w.cmd.Process.Kill() // an error means that it has ended
+		w.cmd.Process.Kill() // an error means that the process has ended
 		<-w.ended
 	}
 	return w.err

@@ -220,7 +220,7 @@ func (s scraped) check(t *testing.T, asks []ask) {
 	for name, values := range s {
 		series = append(series, map[string]string{"series": name, "values": strings.Join(values, " ")})
 	}
-	text, err := json.Marshal(map[string]any{ // YAML is a superset
+	text, err := json.Marshal(map[string]any{ // YAML is a superset of JSON
 		"rule_files": []string{rules}, "evaluation_interval": scrapeEvery.String(),
 		"tests": []any{map[string]any{"interval": scrapeEvery.String(), "input_series": series, "promql_expr_test": asks}},
 	})

@@ -81,8 +81,8 @@ func pause(t *testing.T, db *sql.DB, name string, token uint64, statement string
 	}
 }
 
-// TestFencing has each recipe meet a holder that was paused just before its
-// commit, and then that holder's late writes.
+// TestFencing runs each recipe against a holder that is paused just before its
+// commit, and then against that holder's late writes.
 func TestFencing(t *testing.T) {
 	pg := testenv.Postgres(t)
 	client := open(t, pg.URL("pglock")+"?sslmode=disable")

@@ -89,6 +89,6 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 
 // Stop ends the server. It may be called several times.
 func (s *Server) Stop() {
-	s.cmd.Process.Kill() // an error means that it has ended
+	s.cmd.Process.Kill() // an error means that the process has ended
 	<-s.ended
 }

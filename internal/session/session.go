@@ -56,9 +56,10 @@ type Member interface {
 	// must not block until after the End of the session.
 	Tend() time.Duration
 
-	// Lose removes the holds from a session that has died, accepts no more, and
-	// notifies their holders of the loss. A nil cause, which Close passes,
-	// notifies no holder. Lose is called once, by Die, before Over is closed.
+	// Lose removes the holds from a session that has died, accepts no more
+	// holds, and notifies their holders of the loss. A nil cause, which Close
+	// passes, notifies no holder. Lose is called once, by Die, before Over is
+	// closed.
 	Lose(cause error)
 
 	// Bury ends the session on the server, if the server can be reached. It is

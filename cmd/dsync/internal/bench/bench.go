@@ -131,7 +131,7 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 }
 
 // ownDigits distinguish the names of this run from names of other runs. Names
-// end with digits only because a backend may require it.
+// end in digits and nothing else, because a backend may require it.
 var ownDigits = rand.IntN(1e6)
 
 // name returns one of the names.

@@ -115,8 +115,8 @@ func percentile(took []time.Duration, p float64) time.Duration {
 }
 
 // crowd lets callers of some clients acquire and release locks. If all callers
-// share one lock, crowd returns the durations of their waits. If each has its
-// own lock, it returns the durations of whole cycles.
+// share one lock, crowd returns the durations of their waits. If each caller
+// has its own lock, crowd returns the durations of whole cycles.
 func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool, clients int) ([]time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

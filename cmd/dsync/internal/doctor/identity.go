@@ -163,7 +163,8 @@ func (x *examination) postgresGroups(ctx context.Context, config *pgconn.Config)
 	}
 }
 
-// eachHost splits a configuration into one for each host, if there are several.
+// eachHost splits a configuration with several hosts into one configuration for
+// each host. For a single host it returns nil.
 func eachHost(config *pgconn.Config) (each []*pgconn.Config) {
 	tries := append([]*pgconn.FallbackConfig{{Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
 	for _, try := range tries {
