@@ -351,7 +351,7 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 		}
 		d := *o.waitAtMost
 		if d <= 0 {
-			return nil, &LockError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
+			return nil, &LockError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not positive", d)}
 		}
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))

@@ -117,7 +117,7 @@ func (g *guard) hear() (report, error) {
 	var b [reportSize]byte
 	n, err := g.voice.Read(b[:]) // the guard writes all 8 in one call
 	if err == nil && n < len(b) {
-		err = errors.New("the message of the guard is too short")
+		err = errors.New("the guard's message is too short")
 	}
 	return report{reportKind(binary.LittleEndian.Uint32(b[:])), binary.LittleEndian.Uint32(b[4:])}, err
 }
