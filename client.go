@@ -104,8 +104,9 @@ func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Le
 	return c.lock(ctx, nil, name, opts, false)
 }
 
-// TryLock is Lock without the wait. Its error matches [ErrLocked] if another
-// owner holds name, and [ErrUnavailable] if the backend is out of reach.
+// TryLock is like Lock, but does not wait. Its error matches [ErrLocked] if
+// another owner holds name, and [ErrUnavailable] if the backend is out of
+// reach.
 func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, true)
 }
@@ -126,13 +127,13 @@ type Owner struct {
 // ID returns the identity, which is unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns
-// another lease immediately.
+// Lock is like [Client.Lock], but for this owner. If the owner holds name, Lock
+// returns another lease immediately.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
 
-// TryLock is [Client.TryLock] for this owner.
+// TryLock is like [Client.TryLock], but for this owner.
 func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, true)
 }

@@ -19,8 +19,8 @@ func Do(ctx context.Context, l Locker, name string, fn func(context.Context) err
 	return do(ctx, l.Lock, name, fn, opts)
 }
 
-// TryDo is Do with TryLock in place of Lock. If another owner holds name, the
-// error matches ErrLocked, and fn does not run.
+// TryDo is like Do, but uses TryLock instead of Lock. If another owner holds
+// name, the error matches ErrLocked, and fn does not run.
 func TryDo(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.TryLock, name, fn, opts)
 }

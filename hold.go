@@ -347,7 +347,8 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	k.callNext()
 }
 
-// extended is called with lock.mu held after a fixed hold was extended to d.
+// extended records that a fixed hold was extended to d. Called with lock.mu
+// held.
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
 		h.ttl, h.since = d, h.lock.client.now()

@@ -15,7 +15,7 @@ import (
 
 var bothModes = driver.Info{ReadWrite: driver.Support{Offered: true}}
 
-// mustTry is mustLock with TryLock.
+// mustTry is like mustLock, but uses TryLock.
 func mustTry(t *testing.T, l dsync.Locker, opts ...dsync.LockOption) *dsync.Lease {
 	t.Helper()
 	lease, err := l.TryLock(t.Context(), "x", opts...)

@@ -62,9 +62,9 @@ type Locker interface {
 	// different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
-	// TryLock is Lock without the wait. If another owner holds name, the
-	// error matches ErrLocked. If the backend is out of reach, TryLock does
-	// not try again.
+	// TryLock is like Lock, but does not wait. If another owner holds name, the
+	// error matches ErrLocked. If the backend is out of reach, TryLock does not
+	// try again.
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 

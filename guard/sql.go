@@ -136,12 +136,12 @@ type PGX[Row interface{ Scan(...any) error }] interface {
 	Commit(ctx context.Context) error
 }
 
-// WritePGX is Postgres.Write for a pgx transaction.
+// WritePGX is like Postgres.Write, but for a pgx transaction.
 func WritePGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitWrite(ctx, pgxTx[Row]{tx}, name, token)
 }
 
-// ReadPGX is Postgres.Read for a pgx transaction.
+// ReadPGX is like Postgres.Read, but for a pgx transaction.
 func ReadPGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitRead(ctx, pgxTx[Row]{tx}, name, token)
 }
@@ -159,7 +159,7 @@ type PGXDB[Options, Tx any] interface {
 	BeginTx(ctx context.Context, o Options) (Tx, error)
 }
 
-// EnterPGX is Postgres.Enter for a connection or a pool from pgx.
+// EnterPGX is like Postgres.Enter, but for a connection or a pool from pgx.
 func EnterPGX[Options any, Tx PGXTx[Row], Row interface{ Scan(...any) error }](
 	ctx context.Context, db PGXDB[Options, Tx], name string, token uint64) error {
 	if err := check(name, token); err != nil {

@@ -42,9 +42,9 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return s
 }
 
-// PostgresTLS is Postgres with a server that also supports TLS, with the server
-// certificate of certs. Members of the role "certified" need TLS and a client
-// certificate from the same authority.
+// PostgresTLS is like Postgres, but its server also supports TLS, with the
+// server certificate of certs. Members of the role "certified" need TLS and a
+// client certificate from the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, append([]string{"ssl=on", "ssl_ca_file=ca.crt"}, settings...))

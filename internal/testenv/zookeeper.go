@@ -57,7 +57,8 @@ func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperSer
 	return zooKeeperEnsemble(tb, slices.Repeat([]host{loopback}, n), settings)
 }
 
-// ZooKeeperEnsembleOn is ZooKeeperEnsemble with a server on each host.
+// ZooKeeperEnsembleOn is like ZooKeeperEnsemble, but with a server on each
+// host.
 func ZooKeeperEnsembleOn(h *Hosts, settings ...string) []*ZooKeeperServer {
 	h.tb.Helper()
 	return zooKeeperEnsemble(h.tb, h.hosts, settings)
