@@ -30,7 +30,7 @@ func TestLeaseTellsWhatItIs(t *testing.T) {
 		}
 		other := mustLock(t, c, "orders/43")
 		if other.Owner() == l.Owner() {
-			t.Errorf("two calls of the client have the same owner %q", l.Owner())
+			t.Errorf("two calls through one client have the same owner %q", l.Owner())
 		}
 	})
 }

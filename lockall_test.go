@@ -57,7 +57,7 @@ func TestLockAllTakesAllInOneOrder(t *testing.T) {
 				t.Errorf("TryLock of %q by another: got %v, want ErrLocked", l.Name(), err)
 			}
 			if l.Deadline().Before(g.Deadline()) {
-				t.Errorf("Deadline: got %v, after that of %q", g.Deadline(), l.Name())
+				t.Errorf("Deadline: got %v, after the deadline of %q", g.Deadline(), l.Name())
 			}
 		}
 		if want := []string{"a", "b", "c"}; !slices.Equal(names, want) {

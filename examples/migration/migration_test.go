@@ -28,7 +28,7 @@ func TestMigration(t *testing.T) {
 	from, to := "redisson://mover:"+password+"@"+redis.Addr, "etcd://"+etcd.Addr+"/locks/"
 	status, stdout, stderr := testenv.Execute(t, "-from", from, "-to", to, "-patience", "2m")
 	if want := "\nwith lock: issued=50 refused=50 remaining=0\n"; status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
-		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
+		t.Errorf("got status %d, standard output %q, standard error %q; want 0, no standard error, and %q at the end", status, stdout, stderr, want)
 	}
 	for _, want := range []string{"behind: coupons-", "floor=", "sealed: 3; sealed already: 0", "have moved (3), and tokens rise"} {
 		if !strings.Contains(stdout, want) {

@@ -156,7 +156,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 		second.Look()
 		synctest.Wait()
 		if usual.IsDead() || !second.IsDead() {
-			t.Errorf("dead: the usual session %t, another one %t, want false and true", usual.IsDead(), second.IsDead())
+			t.Errorf("dead: the usual session %t, another session %t, want false and true", usual.IsDead(), second.IsDead())
 		}
 	})
 }
