@@ -72,9 +72,8 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 }
 
 // TestRefusals checks that the client library does not panic when the server
-// refuses commands.
-// When the server accepts commands again, messages arrive and the feed leaves
-// unused channels.
+// refuses commands. When the server accepts commands again, messages arrive and
+// the feed leaves unused channels.
 func TestRefusals(t *testing.T) {
 	for _, refusal := range []string{
 		"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
