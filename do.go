@@ -14,7 +14,7 @@ import (
 // If the lock was not granted, fn does not run, and Do returns the [*LockError]
 // of Lock. Otherwise Do returns the error of fn unchanged. If the lock was lost
 // while fn ran, or the outcome of the Unlock is unknown, Do returns a
-// [*DoError] instead. [Ran] distinguishes the two cases.
+// [*DoError] instead. [Ran] reports whether fn ran.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }

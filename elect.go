@@ -65,7 +65,7 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 // Observe queries the backend every third of the TTL, and when a hold should
 // have expired. If the backend reports changes, Observe also queries it
 // immediately after a change. While the backend is out of reach, Observe tries
-// again and yields nothing. Any other error it yields before it ends:
+// again and yields nothing. It ends with any other error, which it yields:
 // errors.ErrUnsupported if the backend cannot report holders, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {

@@ -10,8 +10,8 @@ type Memory struct {
 	tokens map[string]int64
 }
 
-// Write admits a write by the holder whose token is token and keeps the token.
-// It returns ErrStale if a later holder was admitted. If the write continues
+// Write admits a write by the holder whose token is token, and keeps the token.
+// It returns ErrStale if a later writer was admitted. If the write continues
 // after Write has returned, another write may begin in the meantime. So hold a
 // mutex of the resource during both the call and the write. Read the data that
 // the write depends on after Write has returned, under the same mutex.

@@ -75,7 +75,7 @@ type Tx interface {
 }
 
 // Write admits a write to the resource called name, by the holder whose token
-// is token and keeps the token. No other transaction passes Write for the name
+// is token, and keeps the token. No other transaction passes Write for the name
 // before the transaction ends. Write returns ErrStale if a later holder has
 // written, and ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
@@ -102,9 +102,9 @@ type DB interface {
 
 // Enter presents the token at the beginning of a hold, in its own transaction,
 // for work that does not fit into one transaction. Enter waits for the
-// transactions that have passed Write or Read for the name and keeps the token.
-// When Enter returns nil, all writes of earlier holders are committed or will
-// be refused, so the caller may read the data that its work depends on.
+// transactions that have passed Write or Read for the name, and keeps the
+// token. When Enter returns nil, all writes of earlier holders are committed or
+// will be refused, so the caller may read the data that its work depends on.
 //
 // Each write afterwards still presents the token with Write, because the lock
 // may be lost in the meantime. Enter returns the errors of Write. It returns

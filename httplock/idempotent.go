@@ -36,7 +36,7 @@ type Answers interface {
 	// Load returns the answer, or nil if there is none.
 	Load(ctx context.Context, key string) (*Answer, error)
 
-	// Enter waits until no Store with a smaller token is pending and makes
+	// Enter waits until no Store with a smaller token is pending, and makes
 	// Store refuse smaller tokens from now on.
 	Enter(ctx context.Context, key string, token uint64) error
 

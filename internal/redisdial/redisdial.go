@@ -143,7 +143,7 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and prevents new connections. It can be called
+// End breaks every connection and prevents new connections. It can be called
 // several times.
 func (d *Dialer) End() {
 	d.mu.Lock()
