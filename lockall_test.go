@@ -54,7 +54,7 @@ func TestLockAllTakesAllInOneOrder(t *testing.T) {
 				t.Errorf("the lease of %q has no token", l.Name())
 			}
 			if _, err := other.TryLock(t.Context(), l.Name()); !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("TryLock of %q by another: got %v, want ErrLocked", l.Name(), err)
+				t.Errorf("TryLock of %q by another owner: got %v, want ErrLocked", l.Name(), err)
 			}
 			if l.Deadline().Before(g.Deadline()) {
 				t.Errorf("Deadline: got %v, after the deadline of %q", g.Deadline(), l.Name())

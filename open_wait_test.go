@@ -72,7 +72,7 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 		began := time.Now()
 		_, err := dsync.Open(ctx, "tardy://", nil)
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnavailable) || time.Since(began) != 10*time.Second {
-			t.Errorf("Open: %v after %v, want the end of its context and the reason after 10s", err, time.Since(began))
+			t.Errorf("Open: %v after %v, want the context's error and the reason after 10s", err, time.Since(began))
 		}
 		if got := late.attempts.Load(); got < 8 || got > 30 {
 			t.Errorf("%d attempts in 10 s", got)

@@ -115,7 +115,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("term %d after %d", d.term, before)
 	}
 	if picture := browser.Screenshot(); !bytes.HasPrefix(picture, []byte("\x89PNG")) {
-		t.Errorf("the screenshot of %d bytes is no PNG", len(picture))
+		t.Errorf("the screenshot of %d bytes is not a PNG", len(picture))
 	} else if *screenshot != "" {
 		if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 			t.Error(err)

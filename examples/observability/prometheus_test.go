@@ -34,7 +34,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Count(string(rules), "for: 30s") != 1 {
-		t.Fatal("docs/alerts.yml has other times than this test expects")
+		t.Fatal("docs/alerts.yml does not have the times that this test expects")
 	}
 	file := filepath.Join(t.TempDir(), "alerts.yml")
 	text := strings.Replace(string(rules), "for: 30s", testenv.Briefly("for: 1s", "for: 30s"), 1)

@@ -164,7 +164,7 @@ func TestAllowed(t *testing.T) {
 		time.Sleep(time.Minute/2 + apart*3/2) // the first two are a minute ago
 		for i := range 3 {
 			if err := Allowed(t.Context(), clients[i], "mails"); errors.Is(err, dsync.ErrLocked) != (i == 2) {
-				t.Errorf("call %d after a minute: got %v, want ErrLocked from the third", i, err)
+				t.Errorf("call %d after a minute: got %v, want ErrLocked from the third call on", i, err)
 			}
 		}
 	})

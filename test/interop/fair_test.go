@@ -27,12 +27,12 @@ var fair = []scenario{
 	{"a holder that was renewed dies", false, fairHolderDies},
 	{"an interrupted java waiter stays in the queue", false, fairInterrupted},
 	{"tries do not queue, reentrancy does not wait", false, fairTries},
-	{"go ends the hold of java by force", false, fairGoForces},
-	{"java ends the hold of go by force", false, fairJavaForces},
+	{"go ends java's hold by force", false, fairGoForces},
+	{"java ends go's hold by force", false, fairJavaForces},
 	{"lock and queue are deleted", false, fairDelete},
 	{"a hold that outlasts every wait", false, fairLongHold},
 	{"a crowd of both", true, fairCrowd},
-	{"eight callers of go have the share of one client", false, fairShare},
+	{"eight go callers have the share of one client", false, fairShare},
 	{"subscriptions are cut while both wait", false, fairCut},
 }
 
@@ -276,7 +276,7 @@ func fairJavaDies(t *testing.T, b *bed) {
 	java.Kill()
 	own.quiet(t, own.node(name), func() {
 		if at := own.time(t, name, hold); at < 5*time.Minute {
-			t.Errorf("time of the waiter of java: in %v, want more than five minutes", at)
+			t.Errorf("time of the java waiter: in %v, want more than five minutes", at)
 		}
 		j.do(t, "unlock")
 		line[0].granted()
@@ -415,7 +415,7 @@ func fairLongHold(t *testing.T, b *bed) {
 	b.node(name).Do("ZADD", "redisson_lock_timeout:"+tagged(name), "XX", "1000", line[0].hold)
 	j.do(t, "unlock")
 	testenv.Eventually(t, func() bool { return slices.Equal(b.queue(name), []string{line[0].hold, line[2].hold}) },
-		"the waiter of go that was removed is first again")
+		"the go waiter that was removed is first again")
 	b.served(t, name, line[1], line[0], line[2])
 }
 
@@ -452,14 +452,14 @@ func fairShare(t *testing.T, b *bed) {
 			}
 		})
 	}
-	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the callers of go are busy")
+	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the go callers are busy")
 	before, begun := sections.Load(), time.Now()
 	b.redisson.thread(name, "fair", name).do(t, "sections", guest, strconv.Itoa(turns))
 	inside, took := sections.Load()-before, time.Since(begun)
 	cancel()
 	wg.Wait()
 	endOrder()
-	t.Logf("%d turns of a thread of java in %v, alongside %d sections of %d callers of go: %d %% of all", turns, took, inside, callers,
+	t.Logf("%d turns of a java thread in %v, alongside %d sections of %d go callers: %d %% of all", turns, took, inside, callers,
 		100*turns/(inside+turns))
 	if len(order.overtaking) > 0 {
 		t.Errorf("overtaken in the queue: %v", order.overtaking[0])

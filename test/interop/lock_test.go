@@ -25,17 +25,17 @@ var plain = []scenario{
 	{"java holds and go waits", true, javaHolds},
 	{"go holds and java waits", true, goHolds},
 	{"tries are refused on both sides", true, tries},
-	{"tryLock of java with wait and lease", false, tryForAWhile},
-	{"reentrancy of java", false, javaReenters},
-	{"reentrancy of go", false, goReenters},
+	{"java's tryLock with wait and lease", false, tryForAWhile},
+	{"java's reentrancy", false, javaReenters},
+	{"go's reentrancy", false, goReenters},
 	{"a client without the lock cannot unlock it", false, strangers},
 	{"unlock of a free lock", false, unlockFree},
-	{"lease of java runs out", false, javaLeaseEnds},
-	{"lease of go runs out", false, goLeaseEnds},
-	{"go ends the hold of java by force", false, goForces},
-	{"java ends the hold of go by force", false, javaForces},
-	{"watchdog of java", false, javaWatchdog},
-	{"watchdog of go", false, goWatchdog},
+	{"java's lease runs out", false, javaLeaseEnds},
+	{"go's lease runs out", false, goLeaseEnds},
+	{"go ends java's hold by force", false, goForces},
+	{"java ends go's hold by force", false, javaForces},
+	{"java's watchdog", false, javaWatchdog},
+	{"go's watchdog", false, goWatchdog},
 	{"java is killed", false, javaKilled},
 	{"go is killed", false, goKilled},
 	{"java is frozen", false, javaFrozen},
@@ -47,7 +47,7 @@ var plain = []scenario{
 	{"subscriptions are cut while both wait", false, subscriptionsCut},
 	{"a message that is no number", false, nonsense},
 	{"two objects of one lock in java", false, twoObjects},
-	{"the answer to an unlock of go is lost", false, unlockAnswerLost},
+	{"the response to go's unlock is lost", false, unlockAnswerLost},
 	{"go asks twice", true, acquireTwice},
 }
 
@@ -316,7 +316,7 @@ func goLeaseEnds(t *testing.T, b *bed) {
 	b.lasts(t, name, 700*time.Millisecond)
 	j.acquire(0).ok(t)
 	if lease.Err() == nil {
-		t.Error("java holds the lock, but the lease of go has not ended")
+		t.Error("java holds the lock, but go's lease has not ended")
 	}
 	lost(t, lease)
 	b.holds(t, name, j.owner(t), "1")
@@ -349,7 +349,7 @@ func goForces(t *testing.T, b *bed) {
 	}
 	for end := time.Now().Add(2 * shortWatchdog); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if b.node(name).Do("EXISTS", name) != int64(0) {
-			t.Fatal("the watchdog of java brought the lock back")
+			t.Fatal("java's watchdog brought the lock back")
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 var permits = []scenario{
 	{"both acquire permits of one limit", true, permitsShared},
 	{"released permits wake waiters, in both directions", true, permitHandOvers},
-	{"expired permits of go become free for java", false, goPermitsExpire},
-	{"expired permits of java become free for go", false, javaPermitsExpire},
+	{"go's expired permits become free for java", false, goPermitsExpire},
+	{"java's expired permits become free for go", false, javaPermitsExpire},
 	{"a limit that java raises", true, javaRaisesLimit},
 	{"a crowd of both acquires permits", true, permitCrowd},
 }
@@ -44,7 +44,7 @@ func permitsShared(t *testing.T, b *bed) {
 		id := j.do(t, "acquire", "60000")
 		lease, err := c.TryLock(ctx, name, dsync.Permits(3, 4))
 		if err != nil {
-			t.Fatalf("go requests 3 of 4 permits, of which java holds one: %v", err)
+			t.Fatalf("go requests 3 of 4 permits while java holds one: %v", err)
 		}
 		b.wantFree(t, name, 0)
 		ends := "{" + name + "}:timeout"
@@ -125,7 +125,7 @@ func goPermitsExpire(t *testing.T, b *bed) {
 	}
 	id := j.do(t, "acquire", "60000")
 	if took := time.Since(began); took < lasts {
-		t.Errorf("java got a permit of go %v before its end", lasts-took)
+		t.Errorf("java got go's permit %v before its end", lasts-took)
 	}
 	if err := lease.Err(); err == nil {
 		t.Error("java holds the permit, but go reports that it still holds it, too")
@@ -152,7 +152,7 @@ func javaPermitsExpire(t *testing.T, b *bed) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < lasts {
-		t.Errorf("go got a permit of java %v before its end", lasts-took)
+		t.Errorf("go got java's permit %v before its end", lasts-took)
 	}
 	j.begin("tryRelease", id).equals(t, "false")
 	b.wantFree(t, name, 0)

@@ -163,7 +163,7 @@ func (b *bed) sealsNothingBesideJava(t *testing.T) {
 		j := b.redisson.thread(name, kind, name)
 		j.begin("tryLock").equals(t, "true")
 		if err := d.(moving.Sealer).Seal(t.Context(), l); !errors.Is(err, driver.ErrNotHeld) {
-			t.Errorf("Seal alongside a %s lock of java: got %v, want ErrNotHeld", kind, err)
+			t.Errorf("Seal alongside a java %s lock: got %v, want ErrNotHeld", kind, err)
 		}
 		owner := j.owner(t)
 		if kind == "write" {

@@ -426,7 +426,7 @@ func TestServeInABrowser(t *testing.T) {
 	browser.Await(`document.querySelector("#age").innerText === "live"`)
 	browser.Await(`performance.getEntriesByType("resource").length >= 2 && performance.getEntriesByType("resource").every(r => r.name.startsWith(location.origin + "/"))`)
 	if picture := browser.Screenshot(); !bytes.HasPrefix(picture, []byte("\x89PNG")) {
-		t.Errorf("the screenshot of %d bytes is no PNG", len(picture))
+		t.Errorf("the screenshot of %d bytes is not a PNG", len(picture))
 	} else if *screenshot != "" {
 		if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 			t.Error(err)
