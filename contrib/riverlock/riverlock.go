@@ -1,9 +1,9 @@
 // Package riverlock runs jobs of River under locks.
 //
-// A [Middleware] of a client, or of a worker, locks the name of a job before
-// the worker runs, on any backend of dsync. If another owner holds the lock, or
-// the backend is out of reach, River snoozes the job, so the job waits without
-// a worker and without losing an attempt. Locks of different jobs, and of other
+// A [Middleware] of a client or a worker locks a job's name before the worker
+// runs, on any backend of dsync. If another owner holds the lock, or the
+// backend is out of reach, River snoozes the job, so the job waits without a
+// worker and without losing an attempt. Locks of different jobs, and of other
 // programs that use dsync, exclude each other if they have the same name.
 //
 //	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{

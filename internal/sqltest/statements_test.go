@@ -198,9 +198,9 @@ func TestCanceledReads(t *testing.T) {
 	}
 }
 
-// TestRefusals checks that permanent refusals by the servers end a call
-// immediately: the refusal of a user, of a column of the table, and of a name
-// that is too long.
+// TestRefusals checks that a server's permanent refusal ends a call
+// immediately. It refuses a user, a column of the table, or a name that is too
+// long.
 func TestRefusals(t *testing.T) {
 	for _, name := range []string{"mariadb", "postgres", "sqlite"} {
 		t.Run(name, func(t *testing.T) {
