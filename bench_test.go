@@ -77,7 +77,7 @@ func BenchmarkErr(b *testing.B) {
 	_ = lease.Unlock(b.Context())
 }
 
-// BenchmarkHot has 32 goroutines contend for one lock, in the backend's queue
+// BenchmarkHot lets 32 goroutines contend for one lock, in the backend's queue
 // and in the process's queue.
 func BenchmarkHot(b *testing.B) {
 	for name, o := range map[string]*memory.Options{"fifo": nil, "hand-over": {Order: memory.Unordered}} {
