@@ -28,11 +28,11 @@ import (
 var longFleet = flag.Bool("fleet", false, "run TestFleetOfSix on all pairs and with faults, which takes minutes")
 
 const (
-	runbookTTL  = 5 * time.Second // of the programs
+	runbookTTL  = 5 * time.Second // the TTL of the programs
 	fleetSize   = 6               // one of them uses only the old backend
-	fleetTries  = 60              // of a command while backends are killed and the slot of a frozen process lasts
+	fleetTries  = 60              // attempts of a command while backends are killed and the slot of a frozen process lasts
 	frozenClerk = 2
-	looksAtOne  = 5 // of a tool that must see a program each time
+	looksAtOne  = 5 // looks by a tool that must see a program each time
 
 	closedName = cli.Reserved + "closed"
 	targetName = cli.Reserved + "target"

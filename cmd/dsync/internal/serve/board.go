@@ -16,14 +16,14 @@ import (
 // Limits on the load that all pages of `dsync serve` together put on the
 // backend, and on the stored results.
 const (
-	mostListed    = 100_000                // names of one look
-	rowsOfPage    = 100                    // names of one page
-	mostChanges   = 100                    // of holders, of all pages
-	askedAtOnce   = 50                     // names, followed by a pause
+	mostListed    = 100_000                // names that one look lists
+	rowsOfPage    = 100                    // names on one page
+	mostChanges   = 100                    // changes of holders, kept for all pages
+	askedAtOnce   = 50                     // names queried together, followed by a pause
 	askPause      = 100 * time.Millisecond // so 500 names per second are inspected
-	askPatience   = 10 * time.Second       // for the results of askedAtOnce names
-	mostPages     = 100                    // open at a time
-	writePatience = 5 * time.Second        // for a page that does not read
+	askPatience   = 10 * time.Second       // the wait for the results of askedAtOnce names
+	mostPages     = 100                    // pages open at a time
+	writePatience = 5 * time.Second        // the wait for a page that does not read
 )
 
 // board inspects a backend on behalf of all pages. A look lists the names and
