@@ -15,7 +15,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// wantBoth fails the test unless err is the end of a context while another
+// wantBoth fails the test unless err reports that a context ended while another
 // owner held the lock.
 func wantBoth(t *testing.T, what string, err error) {
 	t.Helper()
@@ -41,7 +41,7 @@ func TestDeadlineWhileALockIsHeld(t *testing.T) {
 					var wg sync.WaitGroup
 					defer wg.Wait()
 					defer cancel()
-					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // it is refused, and waits
+					wg.Go(func() { _, _ = c.Lock(ctx, "x") }) // it is refused and waits
 					synctest.Wait()
 					d.Inject(fault)
 					defer d.Heal()
@@ -68,7 +68,7 @@ func TestRequestThatIsCutOffAfterARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &stub{acquire: func(ctx context.Context, _ int, r *driver.Request) (driver.Lease, error) {
 			r.Events.Waiting()
-			return nil, unanswered(ctx) // the call asks again, and gets no answer
+			return nil, unanswered(ctx) // the call asks again and gets no answer
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -184,7 +184,7 @@ func TestContextThatIsOverAlready(t *testing.T) {
 		}{"another owner": {c, "x", true}, "the owner itself": {o, "x", false}, "another name": {c, "y", false}} {
 			_, err := test.locker.Lock(over, test.name)
 			if !errors.Is(err, context.Canceled) || errors.Is(err, dsync.ErrLocked) != test.locked {
-				t.Errorf("%s: got %v, want one that matches the context's error, and ErrLocked: %t", name, err, test.locked)
+				t.Errorf("%s: got %v, want an error that matches the context's error, and ErrLocked: %t", name, err, test.locked)
 			}
 		}
 		if err := l.Unlock(t.Context()); err != nil {

@@ -77,8 +77,8 @@ func BenchmarkErr(b *testing.B) {
 	_ = lease.Unlock(b.Context())
 }
 
-// BenchmarkHot has 32 goroutines contend for one lock, in the queue at the
-// backend and in the queue of the process.
+// BenchmarkHot lets 32 goroutines contend for one lock, in the backend's queue
+// and in the process's queue.
 func BenchmarkHot(b *testing.B) {
 	for name, o := range map[string]*memory.Options{"fifo": nil, "hand-over": {Order: memory.Unordered}} {
 		b.Run(name, func(b *testing.B) {
@@ -93,8 +93,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// BenchmarkRead reads one lock by one goroutine, which sends a request for
-// every Read, and by 64 goroutines, which share holds.
+// BenchmarkRead acquires one lock for reading in one goroutine, which sends a
+// request for every Read, and in 64 goroutines, which share holds.
 func BenchmarkRead(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
@@ -112,8 +112,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkPermits acquires up to 32 permits of a name, by one goroutine, and
-// by 64 goroutines, which hand over holds.
+// BenchmarkPermits acquires up to 32 permits of a name, in one goroutine and in
+// 64 goroutines, which hand over holds.
 func BenchmarkPermits(b *testing.B) {
 	for _, goroutines := range []int{1, 64} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {

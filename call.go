@@ -37,11 +37,12 @@ const (
 //	over      has a lease or an error
 //
 // Two more events can end each state in which a call waits. Another call may
-// serve it: the previous holder by a hand-over, or a call of the same group
-// with its own grant. Its context or the client may also end. No call is served
-// after the end of its context, and a lease takes precedence over an error: a
-// call that was served before its context ended returns the lease. If a call is
-// granted the lock after it was served, it releases the grant.
+// serve it: the previous holder by handing over its lease, or a call of the
+// same group by sharing its grant. Its context or the client may also end. No
+// call is served after the end of its context, and a lease takes precedence
+// over an error: a call that was served before its context ended returns the
+// lease. If a call is granted the lock after it was served, it releases the
+// grant.
 //
 // From releasing to pausing the call contends. lock.contending counts the
 // contenders. If one contender sends requests for all calls, no other call
@@ -268,7 +269,7 @@ func (c *lockCall) pause() callState {
 	return pausing
 }
 
-// dwell does what the state requires, and returns when an event has ended the
+// dwell does what the state requires and returns when an event has ended the
 // state.
 func (c *lockCall) dwell() {
 	call := c.request.call
@@ -366,7 +367,7 @@ func (w *waiter) signal() {
 }
 
 // ended reports whether the context of the call has ended. Such a call is about
-// to return, and must not be served.
+// to return and must not be served.
 func (w *waiter) ended() bool { return w.ctx.Err() != nil }
 
 // waiters is a queue in order of arrival.

@@ -89,7 +89,8 @@ type Client struct {
 // # Errors
 //
 // All errors are of type [*LockError]. While the backend is out of reach or
-// refuses work, Lock tries again until ctx ends. These errors return at once:
+// refuses work, Lock tries again until ctx ends. These errors return
+// immediately:
 //
 //	ErrDeadlock             the caller's own lease holds name
 //	ErrLimit                the name has a different limit of permits
@@ -97,14 +98,15 @@ type Client struct {
 //	errors.ErrUnsupported   the backend does not support an option
 //	fs.ErrPermission        the user lacks a right
 //
-// Lock also returns at once for other refusals of the server, and for invalid
-// names and options.
+// Lock also returns immediately for other refusals of the server, and for
+// invalid names and options.
 func (c *Client) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, false)
 }
 
-// TryLock is Lock without the wait. Its error matches [ErrLocked] if another
-// owner holds name, and [ErrUnavailable] if the backend is out of reach.
+// TryLock is like Lock, but does not wait. Its error matches [ErrLocked] if
+// another owner holds name, and [ErrUnavailable] if the backend is out of
+// reach.
 func (c *Client) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return c.lock(ctx, nil, name, opts, true)
 }
@@ -125,13 +127,13 @@ type Owner struct {
 // ID returns the identity, which is unique among all owners of all clients.
 func (o *Owner) ID() string { return o.id }
 
-// Lock is [Client.Lock] for this owner. If the owner holds name, Lock returns
-// another lease at once.
+// Lock is like [Client.Lock], but for this owner. If the owner holds name, Lock
+// returns another lease immediately.
 func (o *Owner) Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, false)
 }
 
-// TryLock is [Client.TryLock] for this owner.
+// TryLock is like [Client.TryLock], but for this owner.
 func (o *Owner) TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error) {
 	return o.client.lock(ctx, o, name, opts, true)
 }
@@ -350,7 +352,7 @@ func (c *Client) lock(ctx context.Context, owner *Owner, name string, opts []Loc
 		}
 		d := *o.waitAtMost
 		if d <= 0 {
-			return nil, &LockError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not more than 0", d)}
+			return nil, &LockError{"lock", name, fmt.Errorf("WaitAtMost(%v) is not positive", d)}
 		}
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, d, fmt.Errorf("WaitAtMost(%v)", d))
@@ -395,7 +397,7 @@ func (c *Client) lockName(ctx context.Context, r request, name string, try bool)
 	return k.lockWait(ctx, r)
 }
 
-// overBefore returns the error of a call whose context had ended before the
+// overBefore returns the error for a call whose context had ended before the
 // call began. The error still includes the known state of the name.
 func (c *Client) overBefore(ctx context.Context, r request, name string) error {
 	k := c.known(name)[r.mode]

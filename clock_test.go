@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// whoKnows runs a test with a system that knows how long it slept and with a
-// system on which only the wall clock shows the sleep.
+// whoKnows runs a test on a system that knows how long it slept and on a system
+// where only the wall clock shows the sleep.
 func whoKnows(t *testing.T, f func(t *testing.T, known bool)) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprintf("known %t", known), func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestLeaseIsOverAfterASleepOfItsTTL(t *testing.T) {
 			t.Errorf("Err after the sleep: %v, want ErrLost", err)
 		}
 		if ctx.Err() == nil {
-			t.Error("the context of the lease goes on after Err said that it is lost")
+			t.Error("the lease's context has not ended although Err reported ErrLost")
 		}
 	})
 }
@@ -63,7 +63,7 @@ func TestSleepCountsForWhatWasSentBefore(t *testing.T) {
 		d := &stub{}
 		c := newStub(t, d)
 		l := mustLock(t, c, "x")
-		time.Sleep(1500 * time.Millisecond) // the watchdog checks each second, and renews when it finds a sleep, but not now
+		time.Sleep(1500 * time.Millisecond) // between two of the watchdog's checks: a check, every second, would renew after a sleep
 		dsync.Sleep(c, 4*time.Second, known)
 		if got, want := time.Until(l.Deadline()), 4395*time.Millisecond; !near(got, want) {
 			t.Errorf("the deadline is %v away, want %v", got, want)
@@ -96,7 +96,7 @@ func TestLapsedHoldIsNotReleasedEarlyForASleep(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 		if got, want := time.Since(start), 8*time.Second; !near(got, want) {
-			t.Errorf("it was released after %v, want %v", got, want)
+			t.Errorf("the hold was released after %v, want %v", got, want)
 		}
 	})
 }
@@ -137,14 +137,14 @@ func TestStepsOfTheWallClock(t *testing.T) {
 			}
 			dsync.Sleep(c, 3*time.Second, tt.known)
 			if got := whole.Sub(l.Deadline()); !near(got, tt.want+3*time.Second) {
-				t.Errorf("known %t: a sleep of 3 s after a step of %v made it earlier by %v in all", tt.known, tt.step, got)
+				t.Errorf("known %t: a sleep of 3 s after a step of %v made the deadline earlier by %v in all", tt.known, tt.step, got)
 			}
 		})
 	}
 }
 
-// The server slept as well, so its session goes on, and the driver keeps it
-// alive.
+// The server slept as well, so the session has not expired and the driver keeps
+// it alive.
 func TestLockIsFreeAfterASleepOfClientAndServer(t *testing.T) {
 	whoKnows(t, func(t *testing.T, known bool) {
 		s := memory.NewServer(&memory.Options{KeepsAlive: true})

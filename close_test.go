@@ -85,7 +85,7 @@ func TestCloseWaitsNoLongerThanItsContext(t *testing.T) {
 			t.Errorf("Close: %v, want the deadline", err)
 		}
 		if got := time.Since(start); got > time.Second || got < 700*time.Millisecond {
-			t.Errorf("Close returned after %v, want at most 1 s, and little less", got)
+			t.Errorf("Close returned after %v, want 1 s or slightly less", got)
 		}
 	})
 }
@@ -148,7 +148,7 @@ func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
 			cancel()
 			return ctx, cancel
 		}, 5 * time.Second},
-		{"canceled, deadline to come", func(ctx context.Context) (context.Context, context.CancelFunc) {
+		{"canceled before its deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 			cancel()
 			return ctx, cancel
@@ -177,7 +177,7 @@ func TestCloseOfABackendThatHangsIsBounded(t *testing.T) {
 					t.Errorf("Close: %v, want the deadline, ErrUnknown, and that a hold was left behind", err)
 				}
 				if got := time.Since(start); got > tt.want || got < tt.want-time.Second/2 {
-					t.Errorf("Close returned after %v, want at most %v, and little less", got, tt.want)
+					t.Errorf("Close returned after %v, want %v or slightly less", got, tt.want)
 				}
 			})
 		})

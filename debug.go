@@ -93,7 +93,7 @@ func (k *lock) tellOwn(ctx context.Context, l *Lease) {
 var errNoLease = &notHeldError{text: "lock not held: no lease"}
 
 // view returns the lease that l represents: l itself, or the lease of a handle.
-// It returns nil if l represents none.
+// It returns nil if l represents no lease.
 func (l *Lease) view() *Lease {
 	if l == nil || l.hold != nil {
 		return l
@@ -107,8 +107,8 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// contextOfView is Context for a handle: the context refers to the handle, not
-// to the lease.
+// contextOfView is like Context, but for a handle: the context refers to the
+// handle, not to the lease.
 func (l *Lease) contextOfView(parent context.Context) (context.Context, context.CancelFunc) {
 	view := l.view()
 	if view == nil {

@@ -12,15 +12,15 @@ import (
 // [LeaseFrom] returns the lease, whose token fn sends with its writes.
 //
 // If the lock was not granted, fn does not run, and Do returns the [*LockError]
-// of Lock. Otherwise Do returns the error of fn unchanged, or a [*DoError] if
-// the lock was lost while fn ran, or if the outcome of the Unlock is unknown.
-// [Ran] distinguishes the two cases.
+// of Lock. Otherwise Do returns the error of fn unchanged. If the lock was lost
+// while fn ran, or the outcome of the Unlock is unknown, Do returns a
+// [*DoError] instead. [Ran] reports whether fn ran.
 func Do(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.Lock, name, fn, opts)
 }
 
-// TryDo is Do with TryLock in place of Lock. If another owner holds name, the
-// error matches ErrLocked, and fn does not run.
+// TryDo is like Do, but uses TryLock instead of Lock. If another owner holds
+// name, the error matches ErrLocked, and fn does not run.
 func TryDo(ctx context.Context, l Locker, name string, fn func(context.Context) error, opts ...LockOption) error {
 	return do(ctx, l.TryLock, name, fn, opts)
 }
@@ -39,7 +39,7 @@ func do(ctx context.Context, lock func(context.Context, string, ...LockOption) (
 	defer func() { // even if fn panics
 		unlocked := lease.Unlock(ctx)
 		if unlocked != nil && errors.Is(err, lease.Err()) {
-			unlocked = nil // the error of fn reports the loss
+			unlocked = nil // fn's error reports the loss
 		}
 		_, nested := err.(*DoError)
 		if unlocked != nil || nested || didNotLock(err) {
@@ -73,8 +73,8 @@ type DoError struct {
 
 	// Unlock is the error of Lease.Unlock; nil if it succeeded. ErrLost:
 	// the lock was lost before fn returned, and another owner may have held
-	// the lock in the meantime. ErrUnknown: the lock was held to the end,
-	// and may stay taken for up to its TTL.
+	// the lock in the meantime. ErrUnknown: the lock was held to the end and
+	// may stay taken for up to its TTL.
 	Unlock error
 }
 

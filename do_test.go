@@ -50,7 +50,7 @@ func TestDoReportsTheLoss(t *testing.T) {
 			return stopped
 		})
 		if !errors.Is(err, dsync.ErrLost) || !errors.Is(err, stopped) {
-			t.Errorf("Do: %v, want ErrLost and what fn returned", err)
+			t.Errorf("Do: %v, want ErrLost and the error that fn returned", err)
 		}
 		err = dsync.Do(t.Context(), c, "x", func(context.Context) error {
 			return admin.ForceUnlock(t.Context(), "x") // fn does not notice
@@ -93,11 +93,11 @@ func TestDoTellsWhetherFnHasRun(t *testing.T) {
 			runs      bool
 			want, not error
 		}{
-			"locked":                      {name: "taken", want: dsync.ErrLocked, not: failed},
-			"out of reach":                {name: "x", fault: &memory.Fault{Kind: memory.CutOff, On: memory.Acquires, Times: 1}, want: dsync.ErrUnavailable, not: failed},
-			"fn fails":                    {name: "x", fn: failed, runs: true, want: failed, not: dsync.ErrUnknown},
-			"unlock unknown":              {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, runs: true, want: dsync.ErrUnknown, not: dsync.ErrLost},
-			"fn fails and unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
+			"locked":         {name: "taken", want: dsync.ErrLocked, not: failed},
+			"out of reach":   {name: "x", fault: &memory.Fault{Kind: memory.CutOff, On: memory.Acquires, Times: 1}, want: dsync.ErrUnavailable, not: failed},
+			"fn fails":       {name: "x", fn: failed, runs: true, want: failed, not: dsync.ErrUnknown},
+			"unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, runs: true, want: dsync.ErrUnknown, not: dsync.ErrLost},
+			"fn fails, outcome of the unlock unknown": {name: "x", fault: &memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}, fn: failed, runs: true, want: failed, not: dsync.ErrLost},
 		} {
 			if test.fault != nil {
 				d.Inject(*test.fault)
@@ -167,7 +167,7 @@ func TestWaitAtMost(t *testing.T) {
 		}
 		for _, d := range []time.Duration{0, -time.Second} {
 			if _, err := c.Lock(t.Context(), "free", dsync.WaitAtMost(d)); err == nil || errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("WaitAtMost(%v): got %v, want an error that names it", d, err)
+				t.Errorf("WaitAtMost(%v): got %v, want an error that names the option", d, err)
 			}
 		}
 	})
@@ -220,7 +220,7 @@ func TestRan(t *testing.T) {
 			"succeeds":                  {"x", func(context.Context) error { return nil }, true, nil},
 			"fails":                     {"x", func(context.Context) error { return failed }, true, failed},
 			"loses the lock":            {"x", removed(nil), true, nil},
-			"fails and loses it":        {"x", removed(failed), true, failed},
+			"fails and loses the lock":  {"x", removed(failed), true, failed},
 			"is not granted a lock":     {"x", inner, true, dsync.ErrLocked},
 			"runs an unconfirmed inner": {"x", func(context.Context) error { return &dsync.DoError{Unlock: dsync.ErrUnknown} }, true, dsync.ErrUnknown},
 			"does not run":              {"taken", func(context.Context) error { return nil }, false, dsync.ErrLocked},
@@ -233,7 +233,7 @@ func TestRan(t *testing.T) {
 			}
 			var failure *dsync.LockError
 			if !ran && (!errors.As(err, &failure) || failure.Op != "lock" || failure.Name != tt.name) {
-				t.Errorf("a function that %s: %v is no LockError of %q", name, err, tt.name)
+				t.Errorf("a function that %s: %v is no LockError for %q", name, err, tt.name)
 			}
 		}
 		if err := lease.Unlock(t.Context()); err != nil {

@@ -29,7 +29,7 @@ func squeezed(code []byte) []byte {
 // TestDocs checks that the code of the pages in docs and of the README is
 // contained in Go files, which `make lint` compiles. It runs whole programs.
 // Other tests run the program of the README, the code of conformance/README.md,
-// the least rights in docs/backends, and the runbooks of docs/migration.md.
+// the minimal rights in docs/backends, and the runbooks of docs/migration.md.
 func TestDocs(t *testing.T) {
 	var sources [][]byte
 	pages, err := filepath.Glob("docs/*.md")
@@ -65,7 +65,7 @@ func TestDocs(t *testing.T) {
 			if program := bytes.HasPrefix(block[1], []byte("package main\n")); program && page != "README.md" {
 				runMain(t, block[1], "memory://")
 			} else if !program && !isIn(sources, squeezed(block[1])) {
-				t.Errorf("%s: no file of Go has the code\n%s", page, block[1])
+				t.Errorf("%s: no Go file contains the code\n%s", page, block[1])
 			}
 		}
 		checkLinks(t, page, text)

@@ -25,9 +25,9 @@ import (
 // overlap, and a lead that ignores its ctx delays only its own next term.
 //
 // Elect returns when ctx ends: a candidate gives up, and a leader resigns as
-// soon as lead has returned. Elect also returns an error from Lock that a retry
-// cannot fix, such as ErrClosed. Calls through one [Owner] are one candidate,
-// because its locks are reentrant.
+// soon as lead has returned. Elect also returns when Lock fails with an error
+// that a retry cannot fix, such as ErrClosed. Calls through one [Owner] are one
+// candidate, because its locks are reentrant.
 func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Context, term *Lease) error, opts ...LockOption) error {
 	election := observeElection(l, name)
 	defer election.Over()
@@ -57,16 +57,16 @@ func Elect(ctx context.Context, l Locker, name string, lead func(ctx context.Con
 	}
 }
 
-// Observe yields the state of name, at once and after each change that it
+// Observe yields the state of name, immediately and after each change that it
 // learns of, until ctx ends. It may omit some changes in quick succession, but
 // never the last. A state may be out of date when it is yielded, so it makes no
 // client a leader. Observe never yields an earlier state after a later one.
 //
 // Observe queries the backend every third of the TTL, and when a hold should
-// have expired. If the backend reports changes, Observe also queries it at once
-// after a change. While the backend is out of reach, Observe tries again and
-// yields nothing. It yields any other error and ends: errors.ErrUnsupported if
-// the backend cannot report holders, and ErrClosed.
+// have expired. If the backend reports changes, Observe also queries it
+// immediately after a change. While the backend is out of reach, Observe tries
+// again and yields nothing. It ends with any other error, which it yields:
+// errors.ErrUnsupported if the backend cannot report holders, and ErrClosed.
 func (c *Client) Observe(ctx context.Context, name string) iter.Seq2[Status, error] {
 	return func(yield func(Status, error) bool) {
 		o := &observer{client: c, name: name, changed: make(chan struct{}, 1), stop: func() {}}
@@ -128,17 +128,17 @@ func (o *observer) change() {
 	}
 }
 
-// query queries the backend, and waits at most a third of the TTL for the
-// answer.
+// query queries the backend and waits at most a third of the TTL for the
+// response.
 func (o *observer) query(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.ttl/3)
 	defer cancel()
 	return o.client.Inspect(ctx, o.name)
 }
 
-// news reports whether s has a different holder than the last yielded state,
-// and is later. An answer may come from a server that lags behind. Tokens that
-// are not durable may restart, so they prove nothing.
+// news reports whether s has a different holder than the last yielded state and
+// is later. A response may come from a server that lags behind. Tokens that are
+// not durable may restart, so they prove nothing.
 func (o *observer) news(s Status) bool {
 	if last := o.seen; last != nil {
 		same := s.Held == last.Held && s.Hold == last.Hold && s.Owner == last.Owner && s.Note == last.Note && s.Token == last.Token &&

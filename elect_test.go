@@ -30,12 +30,12 @@ func TestElect(t *testing.T) {
 			go func() {
 				ended <- dsync.Elect(ctx, c, "planner", func(ctx context.Context, term *dsync.Lease) error {
 					if n := leaders.Add(1); n != 1 {
-						t.Errorf("%d leaders at a time", n)
+						t.Errorf("%d leaders at the same time", n)
 					}
 					begun <- elected{term, d}
 					<-ctx.Done()
 					leaders.Add(-1)
-					return errors.New("the leadership is over")
+					return errors.New("the leadership has ended")
 				})
 			}()
 		}
@@ -123,12 +123,13 @@ func TestElectGivesAGrantAtTheEndBack(t *testing.T) {
 			t.Errorf("Elect: %v, want %q", err, want)
 		}
 		if n := len(d.gaveBack()); n != 1 {
-			t.Errorf("%d grants were given back, want 1", n)
+			t.Errorf("%d grants were released, want 1", n)
 		}
 	})
 }
 
-// TestElectWaitsForLead has a leader that goes on for a minute after its loss.
+// TestElectWaitsForLead has a leader that continues for a minute after its
+// loss.
 func TestElectWaitsForLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.NewServer(nil).NewDriver()
@@ -148,7 +149,7 @@ func TestElectWaitsForLead(t *testing.T) {
 				t.Errorf("the cause is %v, want the loss", context.Cause(ctx))
 			}
 			time.Sleep(time.Minute)
-			return errors.New("of a term that has ended")
+			return errors.New("from a term that has ended")
 		})
 		took := time.Since(began)
 		if err != nil || len(terms) != 2 || terms[1] <= terms[0] || took < time.Minute || took > time.Minute+time.Second {

@@ -14,10 +14,10 @@ import (
 var (
 	// ErrLocked: another owner holds the name. If a wait ends with its context,
 	// the error matches the context's error. It also matches ErrLocked if the
-	// last answer of the backend was that another owner held the name. If later
-	// requests got no answer, the error also matches ErrUnavailable or
-	// ErrUnknown, and no longer ErrLocked once that answer is older than the
-	// TTL. A backend failure alone never matches ErrLocked.
+	// backend's last response was that another owner held the name. If later
+	// requests got no response, the error also matches ErrUnavailable or
+	// ErrUnknown, and no longer ErrLocked once that last response is older than
+	// the TTL. A backend failure alone never matches ErrLocked.
 	ErrLocked = driver.ErrLocked
 
 	// ErrNotHeld: the lease has ended, so there was nothing to do.
@@ -45,7 +45,7 @@ var (
 
 	// ErrLimit: the name has a different limit of permits than the call passes.
 	// A call that passes no limit fails with ErrLimit if the name has no limit,
-	// or if that limit is below the number of requested permits.
+	// or if its limit is below the number of requested permits.
 	ErrLimit = driver.ErrLimit
 
 	// ErrClosed: the Client is closed.
@@ -166,7 +166,7 @@ type waitError struct {
 	ctx     error // ctx.Err()
 	cause   error // context.Cause, if it is a different error
 	answer  error // the error of the request that the context interrupted; may be nil
-	trouble error // why earlier requests got no answer; may be nil
+	trouble error // why earlier requests got no response; may be nil
 	locked  bool  // another owner held the lock, as far as known
 }
 
@@ -198,8 +198,8 @@ func (e *waitError) Error() string {
 	return text
 }
 
-// reason returns the last answer of the backend, or else the error of the
-// context, without its cause.
+// reason returns the backend's last response, or else the error of the context,
+// without its cause.
 func (e *waitError) reason() error {
 	switch {
 	case e.trouble != nil:

@@ -217,7 +217,7 @@ func ExampleElect() {
 	defer client.Close(ctx)
 	err = dsync.Elect(ctx, client, "planner", func(ctx context.Context, term *dsync.Lease) error {
 		fmt.Println("leader in term", term.Token())
-		return nil // until ctx is over, as a rule; to return is to resign
+		return nil // a real leader works until ctx ends; to return is to resign
 	})
 	fmt.Println(err)
 	// Output:
@@ -238,7 +238,7 @@ func ExampleRead() {
 
 	readers, writers := dsync.With(client, dsync.Read()), dsync.With(client, dsync.Write())
 	err := errors.Join(
-		dsync.Do(ctx, readers, "prices", show),   // together with all others who read
+		dsync.Do(ctx, readers, "prices", show),   // together with all other readers
 		dsync.Do(ctx, writers, "prices", update)) // alone
 
 	fmt.Println(err)
@@ -281,7 +281,7 @@ func ExampleClient_Latch() {
 		log.Fatal(err)
 	}
 	for range 3 {
-		go func() { // mostly in other processes
+		go func() { // usually in other processes
 			// ... a part of the work ...
 			if err := parts.CountDown(ctx); err != nil {
 				log.Print(err)

@@ -25,7 +25,7 @@ func TestFloorIsAddedToEachToken(t *testing.T) {
 			}
 			s, err := c.Inspect(t.Context(), "x")
 			if err != nil || l.Token() <= last || l.Token() > want+1000 || s.Token < l.Token() || s.Token > want+1000 {
-				t.Errorf("%s: got token %d, and %d by Inspect, %v; want both above %d and not far", url, l.Token(), s.Token, err, last)
+				t.Errorf("%s: got token %d, and %d from Inspect, %v; want both slightly above %d", url, l.Token(), s.Token, err, last)
 			}
 			last = l.Token()
 			if err := l.Unlock(t.Context()); err != nil {
@@ -38,7 +38,7 @@ func TestFloorIsAddedToEachToken(t *testing.T) {
 	}
 	for _, o := range []*dsync.Options{{Floor: 1}, {Floor: 1 << 63}} {
 		if _, err := dsync.New(memory.New(&memory.Options{NoTokens: o.Floor == 1}), o); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("floor %d: got %v, want that it is unsupported", o.Floor, err)
+			t.Errorf("floor %d: got %v, want ErrUnsupported", o.Floor, err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// records is a log that may be read while it is being written.
+// records is a log that can be read while it is being written.
 type records struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -87,7 +87,7 @@ func TestMaxHoldOfLeasesOfOneOwner(t *testing.T) {
 		inner := mustLock(t, o, "x", dsync.MaxHold(time.Minute))
 		<-inner.Done()
 		if err := outer.Err(); err != nil {
-			t.Errorf("the outer lease has ended with the inner one: %v", err)
+			t.Errorf("the outer lease has ended with the inner lease: %v", err)
 		}
 		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
 			t.Errorf("TryLock: %v, want ErrLocked", err)
@@ -117,13 +117,13 @@ func TestSlowHoldTellsOnce(t *testing.T) {
 			t.Error(err)
 		}
 		if got := log.String(); got != "" {
-			t.Errorf("a record before the time: %s", got)
+			t.Errorf("a record too early: %s", got)
 		}
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		got := log.String()
 		if strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "dsync.lock.name=slow") {
-			t.Errorf("got the records\n%swant one WARN of slow", got)
+			t.Errorf("got the records\n%swant one WARN about the name slow", got)
 		}
 		for _, l := range []*dsync.Lease{slow, fixed} {
 			if err := l.Unlock(t.Context()); err != nil {
@@ -133,7 +133,7 @@ func TestSlowHoldTellsOnce(t *testing.T) {
 	})
 }
 
-// TestWaitForAnOwnLease has calls wait for a lease of their own client.
+// TestWaitForAnOwnLease lets calls wait for a lease of their own client.
 func TestWaitForAnOwnLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log records
@@ -176,7 +176,7 @@ func TestWaitForAnOwnLease(t *testing.T) {
 	})
 }
 
-// forget acquires a lock, and keeps no reference to its lease.
+// forget acquires a lock and keeps no reference to its lease.
 //
 //go:noinline
 func forget(t *testing.T, c *dsync.Client) { mustLock(t, c, "forgotten") }
@@ -206,7 +206,7 @@ func TestDebugEndsForgottenLeases(t *testing.T) {
 				t.Error(err)
 			}
 			if got := log.String(); !strings.Contains(got, "dsync.loss.cause=forgotten") || !strings.Contains(got, "dsync_test.forget (forgotten_test.go:") {
-				t.Errorf("the log does not say which lock was forgotten, and by whom: %s", got)
+				t.Errorf("the log does not name the forgotten lock and its caller: %s", got)
 			}
 			return
 		case <-time.After(10 * time.Millisecond): // the collector works in the background
@@ -236,7 +236,7 @@ func TestDebugLeavesLeasesInUse(t *testing.T) {
 	forget(t, c) // the end of this lease shows that the collector has run
 	for began := time.Now(); strings.Count(log.String(), "forgotten") == 0; {
 		if time.Since(began) > time.Minute {
-			t.Fatal("the collector finds nothing")
+			t.Fatal("the collector finds no lease")
 		}
 		runtime.GC()
 		time.Sleep(10 * time.Millisecond) // as above
@@ -281,7 +281,7 @@ func forgetDone(t *testing.T, c *dsync.Client) <-chan struct{} {
 }
 
 func TestNoLease(t *testing.T) {
-	for name, l := range map[string]*dsync.Lease{"nil": nil, "zero": {}, "of a context without": dsync.LeaseFrom(t.Context())} {
+	for name, l := range map[string]*dsync.Lease{"nil": nil, "zero": {}, "from a context without": dsync.LeaseFrom(t.Context())} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := l.Context(t.Context())
 			defer cancel()

@@ -103,7 +103,7 @@ func TestNoHandOverOfALeaseThatRunsOut(t *testing.T) {
 		_ = first.Unlock(t.Context())
 		wg.Wait()
 		if got := len(d.asked()); got != 2 {
-			t.Errorf("%d requests, want a second one in place of a hand-over", got)
+			t.Errorf("%d requests, want a second request in place of a hand-over", got)
 		}
 	})
 }
@@ -160,7 +160,7 @@ func TestHandOverServesAllCallsOfAnOwner(t *testing.T) {
 
 func TestOtherClientsGetTheirTurn(t *testing.T) {
 	// Two clients, each with many callers, contend for one lock. A hand-over
-	// favors the client that has the lock, but only for a while.
+	// favors the client that holds the lock, but only for a while.
 	for _, o := range []memory.Order{memory.Unordered, memory.FIFOByClient} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memory.NewServer(&memory.Options{Order: o})
@@ -204,7 +204,7 @@ func TestReleaseReportsThatNobodyElseWaits(t *testing.T) {
 			start := time.Now()
 			wg := queueUp(t, c, 1, func(int, *dsync.Lease) {
 				if got := time.Since(start); got != want {
-					t.Errorf("others wait %v: the next asked after %v, want %v", contends, got, want)
+					t.Errorf("other clients wait: %t; the next request came after %v, want %v", contends, got, want)
 				}
 			})
 			_ = first.Unlock(t.Context())
@@ -227,10 +227,10 @@ func TestTryLockMayOvertakeTheLine(t *testing.T) {
 		first := mustLock(t, c, "x")
 		wg := queueUp(t, c, 1, func(int, *dsync.Lease) {})
 		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-			t.Errorf("TryLock beside a live local hold: %v, want ErrLocked", err)
+			t.Errorf("TryLock while the client holds the lock: %v, want ErrLocked", err)
 		}
 		if got := len(d.asked()); got != 1 {
-			t.Errorf("%d requests, want none by TryLock beside a live local hold", got)
+			t.Errorf("%d requests, want none by TryLock while the client holds the lock", got)
 		}
 		_ = first.Unlock(t.Context())
 		wg.Wait()

@@ -65,7 +65,7 @@ type hold struct {
 	tokens    int8 // the number of additional useful tokens that came with the grant
 	handOvers int8
 	state     holdState
-	waits     bool // the request was refused and is waiting at the backend
+	waits     bool // the request was refused and is waiting on the backend
 	renewing  bool // in a batch of renewals
 	again     bool // to be renewed after this batch
 	ask       bool // query the backend instead of renewing, until it answers
@@ -115,16 +115,16 @@ func (h *hold) Lost(cause error) {
 	}
 }
 
-// deadline returns the local end of the hold. Its margin covers two errors. The
-// local clock may run at a slightly different rate than the backend's since the
-// request that set the end, and time passes between reading the clock and
-// acting on it. Called with lock.mu held.
+// deadline returns the local end of the hold. Its margin covers two errors.
+// Since the request that set the end, the local clock may have run at a
+// slightly different rate than the backend's. Also, time passes between reading
+// the clock and acting on it. Called with lock.mu held.
 func (h *hold) deadline() moment {
 	end, ttl := h.ends()
 	return end - ttl/100 - 5*time.Millisecond
 }
 
-// expires returns the time when the hold ends at the backend, as far as known
+// expires returns the time when the hold ends on the backend, as far as known
 // here. Called with lock.mu held.
 func (h *hold) expires() moment {
 	end, _ := h.ends()
@@ -284,16 +284,16 @@ func (h *hold) expire() {
 }
 
 // inFull reports whether a hold past its time is fixed and has lasted as
-// requested. A hold that a session ended early has not. It ends at the backend
-// before three quarters of the TTL have passed since the grant. Called with
-// lock.mu held.
+// requested. A hold that a session ended early has not. Such a hold ends on the
+// backend before three quarters of the TTL have passed since the grant. Called
+// with lock.mu held.
 func (h *hold) inFull() bool {
 	return h.req.Fixed && (!h.lock.client.info.KeepsAlive || h.expires() >= h.since+h.ttl*3/4)
 }
 
-// classify returns the loss for the driver's cause. If a session ended while it
-// was out of reach, the loss is due to the outage. The end of any other session
-// is recorded as such.
+// classify returns the loss for the driver's cause. If a session ended while
+// the backend was out of reach, the loss is due to the outage. The end of any
+// other session is recorded as such.
 func (h *hold) classify(cause error) *lostError {
 	loss := lossFrom(cause)
 	if loss.cause == lossSession {
@@ -312,11 +312,11 @@ func (h *hold) outOfReach() error {
 	return h.lock.client.reach.failedSince(end - ttl)
 }
 
-// lose ends the hold and all its views at once, and lets the next waiter send a
-// request. The releaser releases the hold only after it has also expired on the
-// backend, because an earlier release would give up the safety margin. There is
-// no release if the hold is gone from the backend or the driver cleans it up.
-// Called with lock.mu held.
+// lose ends the hold and all its views immediately and lets the next waiter
+// send a request. The releaser releases the hold only after it has also expired
+// on the backend, because an earlier release would give up the safety margin.
+// There is no release if the hold is gone from the backend or the driver cleans
+// it up. Called with lock.mu held.
 func (h *hold) lose(loss *lostError, gone bool) {
 	k := h.lock
 	if h.state == holdLapsed && gone {
@@ -347,7 +347,8 @@ func (h *hold) lose(loss *lostError, gone bool) {
 	k.callNext()
 }
 
-// extended is called with lock.mu held after a fixed hold was extended to d.
+// extended records that a fixed hold was extended to d. Called with lock.mu
+// held.
 func (h *hold) extended(d time.Duration) {
 	if h.state == holdLive {
 		h.ttl, h.since = d, h.lock.client.now()

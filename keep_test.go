@@ -60,7 +60,7 @@ func TestTokensAreKeptForThoseWhoAsk(t *testing.T) {
 			t.Fatal(err)
 		}
 		if token := l.Token(); token == 0 || kept.Load() != 1 {
-			t.Errorf("Token: got %d after %d calls of KeepTokens, want one", token, kept.Load())
+			t.Errorf("Token: got %d after %d calls to KeepTokens, want one", token, kept.Load())
 		}
 	})
 }
@@ -108,11 +108,11 @@ func TestTokenThatIsNotKeptIsNone(t *testing.T) {
 			t.Errorf("Token: got %d, want 0", token)
 		}
 		if l.Err() != nil {
-			t.Errorf("Err: got %v, want the lease to go on", l.Err())
+			t.Errorf("Err: got %v, want the lease to continue", l.Err())
 		}
 		err = nil
 		if l.Token() == 0 {
-			t.Error("Token: got 0 of tokens that are kept")
+			t.Error("Token: got 0, want a token that was kept")
 		}
 	})
 }

@@ -19,10 +19,10 @@ import (
 // for each round.
 //
 // Set, CountDown and Delete try again while the backend is out of reach, until
-// ctx is done or half an hour has passed. A request whose answer is lost is
-// repeated, and the backend carries it out once. If an error matches
+// ctx is done or half an hour has passed. A request whose response is lost is
+// repeated, but the backend carries it out only once. If an error matches
 // ErrUnknown, the backend may have carried out the request. With waitreplicas=
-// on Redis, a change that too few replicas confirm returns at once, with an
+// on Redis, a change that too few replicas confirm returns immediately, with an
 // error that matches ErrUnknown and redisson.ErrNotReplicated. Use a name for a
 // latch or for a lock, not for both.
 //
@@ -63,7 +63,7 @@ func (l *Latch) CountDown(ctx context.Context) error {
 	})
 }
 
-// Delete removes the count, and ends all waits. Without a count, nothing
+// Delete removes the count and ends all waits. Without a count, nothing
 // happens.
 func (l *Latch) Delete(ctx context.Context) error {
 	return l.change(ctx, "delete latch", func(ctx context.Context, backend driver.Latcher, id string) error {
@@ -190,8 +190,8 @@ type latches struct {
 	groups map[string]*latchGroup
 }
 
-// latchGroup is the waits for one latch, and the goroutine that queries the
-// backend for them.
+// latchGroup contains the waits for one latch and the goroutine that queries
+// the backend for them.
 type latchGroup struct {
 	latches *latches
 	backend driver.Latcher
@@ -265,7 +265,7 @@ func (ls *latches) join(backend driver.Latcher, name string) (*latchGroup, *latc
 	return g, w
 }
 
-// close ends all waits, and returns when no query is running.
+// close ends all waits and returns when no query is running.
 func (ls *latches) close() {
 	ls.mu.Lock()
 	ls.closed = true

@@ -36,7 +36,7 @@ func wantCount(t *testing.T, l *dsync.Latch, want int) {
 	}
 }
 
-// passing begins n Waits, and counts those that have returned nil. Any other
+// passing begins n Waits and counts those that have returned nil. Any other
 // result fails the test.
 func passing(t *testing.T, l *dsync.Latch, n int) *atomic.Int64 {
 	var passed atomic.Int64
@@ -92,8 +92,8 @@ func TestLatch(t *testing.T) {
 	})
 }
 
-// TestLatchAnswersLost loses the answers to changes. The changes are repeated,
-// and carried out once.
+// TestLatchAnswersLost loses the responses to changes. The changes are
+// repeated, but carried out only once.
 func TestLatchAnswersLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -118,7 +118,7 @@ func TestLatchAnswersLost(t *testing.T) {
 	})
 }
 
-// TestLatchChangeUnanswered has requests without answers until the caller or
+// TestLatchChangeUnanswered leaves requests unanswered until the caller or
 // package dsync gives up.
 func TestLatchChangeUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestLatchWaitsAskTogether(t *testing.T) {
 		d.asked.Store(0)
 		time.Sleep(10*c.TTL() - 1)
 		if n := d.asked.Load(); n > 30 {
-			t.Errorf("1,000 waits asked %d times in 10 TTLs, want 30", n)
+			t.Errorf("1,000 waits caused %d queries in 10 TTLs, want 30", n)
 		}
 		countDown(t, l)
 		time.Sleep(c.TTL() / 3)
@@ -298,8 +298,8 @@ func TestLatchWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLatchEndsWithContext has the count reach 0 at the moment when the context
-// of a Wait ends. Either outcome is right, and the next Wait works.
+// TestLatchEndsWithContext lets the count reach 0 at the moment when the
+// context of a Wait ends. Either outcome is right, and the next Wait works.
 func TestLatchEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)

@@ -91,13 +91,13 @@ func TestLayersAreTheImports(t *testing.T) {
 		for _, other := range p.Imports {
 			other, own := relative(other)
 			if below, lower, ok := layerOf(other); own && ok && below != drawn && lower <= layer {
-				t.Errorf("%s imports %s, which does not stand below it in the drawing in docs/design.md", dir, other)
+				t.Errorf("%s imports %s, which is not below it in the drawing in docs/design.md", dir, other)
 			}
 		}
 	}
 	for dir := range layers {
 		if !seen[dir] {
-			t.Errorf("the drawing in docs/design.md has %s, which is no package of this module", dir)
+			t.Errorf("the drawing in docs/design.md has %s, which is not a package of this module", dir)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func tableBehind(t *testing.T, head string) (rows [][]string) {
 	_, table, _ := strings.Cut(string(page), head)
 	table, _, found := strings.Cut(table, "\n\n")
 	if !found {
-		t.Fatalf("docs/design.md has no table behind %q", head)
+		t.Fatalf("docs/design.md has no table after %q", head)
 	}
 	for line := range strings.SplitSeq(table, "\n") {
 		rows = append(rows, strings.Split(strings.Trim(line, "|"), "|"))
@@ -209,7 +209,7 @@ func ownImports(patterns []string) (names []string) {
 	return names
 }
 
-// entryOf returns the index of the entry of layout for a directory: the one
+// entryOf returns the index of the entry of layout for a directory: the entry
 // with the longest directory that contains it.
 func entryOf(dir string) int {
 	place := -1

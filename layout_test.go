@@ -118,8 +118,8 @@ var rootModules = []string{
 	"github.com/go-logr/stdr",
 }
 
-// nested are the separate modules below the root, with the same import paths,
-// by their dependencies.
+// nested lists the separate modules below the root, whose import paths begin
+// with the root's, grouped by their dependencies.
 var nested = []string{"cmd/dsync", "contrib/asynqlock", "contrib/consullock", "contrib/cronlock", "contrib/natslock", "contrib/riverlock", "examples/observability", "internal/guardtest", "internal/sqltest", "internal/telemetrytest"}
 
 // goPackage is the output of `go list` for a package.
@@ -163,7 +163,7 @@ func TestLayoutDependencies(t *testing.T) {
 		}
 	}
 	if got, want := slices.Sorted(maps.Keys(modules)), slices.Sorted(slices.Values(rootModules)); !slices.Equal(got, want) {
-		t.Errorf("modules that a user of package dsync compiles: got %q, want %q: every one more needs a reason", got, want)
+		t.Errorf("modules that a user of package dsync compiles: got %q, want %q: each additional module needs a reason", got, want)
 	}
 	for _, p := range goList(t, "./...") {
 		dir, _ := relative(p.ImportPath)

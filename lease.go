@@ -80,8 +80,8 @@ func (l *Lease) Token() uint64 {
 
 // Deadline returns the local time until which the lock is certain to be held,
 // even without another renewal. The backend may grant the lock to another
-// client 5 ms plus 1 % of a TTL after this time. The TTL is that of the lease,
-// or of the lease's session on the backend if the session may end first.
+// client 5 ms plus 1 % of a TTL after this time. The TTL is the lease's TTL, or
+// the TTL of its session on the backend if the session may end first.
 func (l *Lease) Deadline() time.Time {
 	if l = l.view(); l == nil {
 		return time.Time{}
@@ -119,7 +119,7 @@ func (l *Lease) Err() error {
 	return l.check(k.client.now())
 }
 
-// check ends the lease if its time is up, and returns its error. Called with
+// check ends the lease if its time is up and returns its error. Called with
 // lock.mu held.
 func (l *Lease) check(now moment) error {
 	if l.err == nil && now >= l.deadline() {
@@ -151,8 +151,8 @@ func (l *Lease) Done() <-chan struct{} {
 	return l.done
 }
 
-// WatchRemoval makes the client notice at once that another client removed the
-// lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
+// WatchRemoval makes the client notice immediately that another client removed
+// the lock by [Client.ForceUnlock]. Otherwise the client notices it at its next
 // renewal, or within Info.Detect. WatchRemoval returns when the lease ends, or
 // ctx is done. On most backends it costs a subscription, so use it for a few
 // leases whose work must stop soon. A removal without a message, such as DEL,
@@ -291,7 +291,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	return l.check(k.client.now())
 }
 
-// setEnd sets the end of a re-entry, and is called with lock.mu held.
+// setEnd sets the end of a re-entry and is called with lock.mu held.
 func (l *Lease) setEnd(end moment) {
 	if l.end == nil {
 		l.end = &holdAlarm{Of: watched{l.hold, l}}
@@ -300,10 +300,10 @@ func (l *Lease) setEnd(end moment) {
 }
 
 // Unlock ends the lease, and frees the lock unless another lease of the same
-// owner, or of another reader, has the same hold. Unlock ignores the
-// cancellation of ctx, so `defer lease.Unlock(ctx)` is correct even if ctx has
-// ended. It waits no longer than the rest of the lease, and 5 s at most. Then
-// Unlock returns ErrUnknown, and the release continues in the background.
+// owner, or of another reader, shares the hold. Unlock ignores the cancellation
+// of ctx, so `defer lease.Unlock(ctx)` is correct even if ctx has ended. It
+// waits no longer than the rest of the lease, and 5 s at most. Then Unlock
+// returns ErrUnknown, and the release continues in the background.
 //
 // After a loss the error of Unlock matches ErrLost and ErrNotHeld. After an
 // earlier Unlock it matches ErrNotHeld. In both cases Unlock changes nothing.
@@ -373,8 +373,8 @@ func (l *Lease) endItself(now moment, why *lostError) {
 	}
 }
 
-// finish ends the lease with the error err, and takes the lease out of its
-// hold. It is called once, with lock.mu held.
+// finish ends the lease with the error err and takes the lease out of its hold.
+// It is called once, with lock.mu held.
 func (l *Lease) finish(err error) {
 	l.last = l.deadline() // the backend's deadline may still move with its session
 	l.err = err
@@ -399,7 +399,7 @@ type leaseContext struct {
 	context.Context
 	lease  *Lease
 	handle *Lease        // for LeaseFrom to return in place of lease; nil without Options.Debug
-	outer  *leaseContext // of the lease whose context this one was derived from; may be nil
+	outer  *leaseContext // of the lease from whose context this context was derived; may be nil
 	cancel context.CancelCauseFunc
 	next   *leaseContext // in lease.contexts
 }

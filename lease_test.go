@@ -30,7 +30,7 @@ func TestLeaseTellsWhatItIs(t *testing.T) {
 		}
 		other := mustLock(t, c, "orders/43")
 		if other.Owner() == l.Owner() {
-			t.Errorf("two calls of the client have the owner %q", l.Owner())
+			t.Errorf("two calls through one client have the same owner %q", l.Owner())
 		}
 	})
 }
@@ -217,7 +217,7 @@ func TestContextsHaveEndedWhenDoneIsClosed(t *testing.T) {
 		go func() { _ = l.Unlock(context.Background()) }()
 		<-done
 		if ctx.Err() == nil {
-			t.Error("a context of the lease goes on after Done was closed")
+			t.Error("a context of the lease has not ended although Done is closed")
 		}
 		cancel()
 	}

@@ -47,7 +47,7 @@ func TestHoldAtLeast(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 		if err := lease.Err(); !errors.Is(err, dsync.ErrNotHeld) {
-			t.Errorf("after Unlock the lease says %v, want ErrNotHeld", err)
+			t.Errorf("after Unlock the lease reports %v, want ErrNotHeld", err)
 		}
 		if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
 			t.Errorf("TryLock of the same client: %v, want ErrLocked", err)
@@ -77,7 +77,7 @@ func TestHoldAtLeastOutlivesTheClient(t *testing.T) {
 				t.Errorf("Close: %v", err)
 			}
 			if lease.Err() == nil || held.Err() == nil {
-				t.Error("a lease goes on after Close")
+				t.Error("a lease continues after Close")
 			}
 			mustLock(t, other, "held").Unlock(t.Context())
 			takenUntil(t, other, "x", 50*time.Minute)
@@ -112,7 +112,7 @@ func TestHoldAtLeastWithoutAnAnswer(t *testing.T) {
 				c.Close(t.Context())
 				time.Sleep(45 * time.Minute)
 				if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-					t.Errorf("before its time: %v, want ErrLocked", err)
+					t.Errorf("while the name is kept: %v, want ErrLocked", err)
 				}
 				time.Sleep(15 * time.Minute)
 				mustLock(t, other, "x")
@@ -142,16 +142,16 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 			if err := c.Close(t.Context()); err != nil {
 				t.Errorf("Close: %v", err)
 			}
-			if err := <-unlocked; err != nil && (i > 0 || !errors.Is(err, dsync.ErrClosed)) { // Close may be first if both begin at once
+			if err := <-unlocked; err != nil && (i > 0 || !errors.Is(err, dsync.ErrClosed)) { // Close may be first if both begin at the same time
 				t.Errorf("Unlock: %v, want nil", err)
 			}
 			time.Sleep(50*time.Minute - time.Since(began) - time.Millisecond)
 			if _, err := other.TryLock(t.Context(), "x"); !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("before its time: error %v, want ErrLocked", err)
+				t.Errorf("while the name is kept: error %v, want ErrLocked", err)
 			}
 			time.Sleep(2 * slow)
 			if l, err := other.TryLock(t.Context(), "x"); err != nil {
-				t.Errorf("after its time: error %v", err)
+				t.Errorf("after the time of HoldAtLeast: error %v", err)
 			} else {
 				l.Unlock(t.Context())
 			}
@@ -160,7 +160,7 @@ func TestCloseDuringUnlockKeepsTheName(t *testing.T) {
 }
 
 // TestCloseKeepsTheNameOfALapsedLease closes the client in the margin between
-// the end of a lease on the local clock and its end at the backend.
+// the end of a lease on the local clock and its end on the backend.
 func TestCloseKeepsTheNameOfALapsedLease(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		d := s.NewDriver()
@@ -198,7 +198,7 @@ func TestHoldAtLeastOfAHoldThatIsOver(t *testing.T) {
 
 		lease = mustLock(t, c, "x", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(50*time.Minute))
 		if err := other.ForceUnlock(t.Context(), "x"); err != nil || lease.Err() == nil {
-			t.Errorf("ForceUnlock: %v, and the lease says %v", err, lease.Err())
+			t.Errorf("ForceUnlock: %v, and the lease reports %v", err, lease.Err())
 		}
 		mustLock(t, other, "x")
 	})
@@ -236,7 +236,7 @@ func TestHoldAtLeastIsRefused(t *testing.T) {
 	})
 }
 
-// TestCronJob has three machines with different clocks do the job of each
+// TestCronJob lets three machines with different clocks try the job of each
 // period. The job runs once, even if a machine is stopped in the middle.
 func TestCronJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestCloseDuringUnlockIsBounded(t *testing.T) {
 		}
 		synctest.Wait()
 		if _, err := d.Inspect(t.Context(), "x"); !errors.Is(err, dsync.ErrClosed) {
-			t.Errorf("after Close the driver says %v, want ErrClosed", err)
+			t.Errorf("after Close the driver returns %v, want ErrClosed", err)
 		}
 		if err := <-unlocked; !errors.Is(err, dsync.ErrUnknown) {
 			t.Errorf("Unlock: %v, want ErrUnknown", err)
@@ -364,7 +364,7 @@ func TestCloseDuringUnlockIsBounded(t *testing.T) {
 }
 
 // TestHoldAtLeastOutlivesACloseAfterTheDeadline closes the client when the
-// lease has ended locally, but the hold has not yet ended at the backend.
+// lease has ended locally, but the hold has not yet ended on the backend.
 func TestHoldAtLeastOutlivesACloseAfterTheDeadline(t *testing.T) {
 	forSessions(t, func(t *testing.T, s *memory.Server) {
 		c, other := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)

@@ -16,7 +16,7 @@ import (
 type request struct {
 	owner *Owner // nil for a call to the Client's own methods
 	// the group of calls that share a grant: owner, or one group for all calls
-	// in the mode Read; nil if the call shares its grant with no other call
+	// in mode Read; nil if the call shares its grant with no other call
 	group   *Owner
 	ttl     time.Duration
 	mode    driver.Mode
@@ -55,7 +55,7 @@ type lock struct {
 	contending int       // Lock calls in the states from releasing to pausing
 	trying     int       // TryLock calls that are querying the backend
 	contenders []*waiter // the contenders with an Owner, whose other calls can serve them
-	answers    answers   // the answers of the backend
+	answers    answers   // the backend's responses
 	yieldUntil moment    // until this time it is the turn of other clients
 	watched    bool      // a waiting call checks whether it waits for the client's own lease
 	hush       moment    // until this time no such call is reported
@@ -65,7 +65,7 @@ type lock struct {
 // requests at the same time.
 const maxAsking = 16
 
-// queuesHere reports whether callers wait in the queue here rather than at the
+// queuesHere reports whether callers wait in the queue here rather than on the
 // backend. Readers also wait here, but as calls of one group.
 func (k *lock) queuesHere() bool { return k.client.queues[k.mode] }
 
@@ -73,8 +73,8 @@ func (k *lock) queuesHere() bool { return k.client.queues[k.mode] }
 func (k *lock) alone() bool { return k.mode.Excludes(k.mode) }
 
 // engaged reports whether calls in the queue must not ask the backend for now,
-// because another call asks or the client has the name. For permits, they must
-// not ask while a refused call waits at the backend, so that calls for few
+// because another call asks or the client holds the name. For permits, they
+// must not ask while a refused call waits on the backend, so that calls for few
 // permits do not overtake a call for many. Called with mu held.
 func (k *lock) engaged() bool {
 	if k.alone() {
@@ -239,7 +239,7 @@ func (k *lock) callNext() {
 	}
 }
 
-// askBackend calls the driver's Acquire, and reports the outcome to reach.
+// askBackend calls the driver's Acquire and reports the outcome to reach.
 func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	began := k.client.clock.Plain()
 	l, err := k.client.driver.Acquire(ctx, &h.req)
@@ -247,7 +247,7 @@ func (k *lock) askBackend(ctx context.Context, h *hold) (driver.Lease, error) {
 	return l, err
 }
 
-// install turns the driver's grant into a live hold, and returns its first
+// install turns the driver's grant into a live hold and returns its first
 // lease. If the hold is no longer useful, install releases it and returns nil,
 // nil. Called with mu held.
 func (k *lock) install(h *hold, granted driver.Lease, r request, now moment) (*Lease, error) {
@@ -305,10 +305,10 @@ func (k *lock) serveGroup(h *hold) {
 }
 
 // handOver passes a hold whose last lease has ended to the first call in the
-// queue, without a request to the backend, within the bounds that keep the
-// other clients from starving. If no token is left for the first call in the
-// queue, handOver makes it the heir of the hold, if the driver can pass the
-// hold, and returns false. Called with mu held.
+// queue, without a request to the backend. It does so only within the bounds
+// that keep the other clients from starving. If no token is left for that call
+// and the driver can pass the hold, handOver makes the call the heir of the
+// hold and returns false. Called with mu held.
 func (k *lock) handOver(h *hold, now moment) bool {
 	w := k.queue.head()
 	switch {
@@ -347,8 +347,7 @@ func (k *lock) serveFirst(h *hold) *Lease {
 }
 
 // close ends the holds and their leases when the client closes. It returns the
-// holds that must be left at the backend. The driver's Close releases the
-// others.
+// holds that must stay on the backend. The driver's Close releases the others.
 func (k *lock) close() (left []*hold) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -367,15 +366,15 @@ func (k *lock) close() (left []*hold) {
 	return left
 }
 
-// answers records the backend's last answers for a name. When the context of a
-// call ends, the error of the call is made from this record, even if the last
-// answer was for another call of the client. A request that the context
+// answers records the backend's last responses for a name. When the context of
+// a call ends, the error of the call is made from this record, even if the last
+// response was for another call of the client. A request that the context
 // interrupted does not matter. Guarded by lock.mu.
 type answers struct {
-	refused bool   // in the last answer, another owner holds the name
-	at      moment // the time of the last such answer
-	waiting int    // refused requests that wait at the backend
-	trouble error  // why later requests got no answer, or nil
+	refused bool   // in the last response, another owner holds the name
+	at      moment // the time of the last such response
+	waiting int    // refused requests that wait on the backend
+	trouble error  // why later requests got no response, or nil
 }
 
 // refuse records that another owner holds the name.
@@ -384,7 +383,7 @@ func (a *answers) refuse(now moment) { a.refused, a.at, a.trouble = true, now, n
 // ours records a grant to this client.
 func (a *answers) ours() { a.refused, a.trouble = false, nil }
 
-// queued records that the request of h was refused, and from now on waits at
+// queued records that the request of h was refused, and from now on waits on
 // the backend.
 func (a *answers) queued(h *hold, now moment) {
 	a.refuse(now)
@@ -418,7 +417,7 @@ func (a *answers) locked(now moment, ttl time.Duration) bool {
 }
 
 // waitError returns the error of a wait that ended with ctx. answer is the
-// answer to the caller's last request, if it made one. Called with mu held.
+// response to the caller's last request, if it made one. Called with mu held.
 func (k *lock) waitError(ctx context.Context, answer error) error {
 	// our own lease or release is in the way of the call
 	ours := k.alone() && (k.live() != nil || k.releasing != nil)
@@ -435,7 +434,7 @@ func (k *lock) waitError(ctx context.Context, answer error) error {
 var errNoAnswer = fmt.Errorf("%w: no answer yet", ErrUnavailable)
 
 // nest serves a call under a lease of its name: the lease of the call's
-// context, or a lease that its Owner has in another mode. If there is no such
+// context, or a lease that its Owner holds in another mode. If there is no such
 // lease, nest returns nil, nil.
 //
 //	the lease is      the call is for     by its Owner    by its context
@@ -502,7 +501,7 @@ func (l *Lease) nest(r request) (*Lease, error) {
 	return nested, nil
 }
 
-// nest serves a call in another mode, of an Owner that may have the name in the
+// nest serves a call in another mode, of an Owner that may hold the name in the
 // mode of k.
 func (k *lock) nest(r request) (*Lease, error) {
 	k.mu.Lock()

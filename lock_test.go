@@ -78,7 +78,7 @@ func TestTryLockOfAHeldLock(t *testing.T) {
 func TestWaitThatRunsOutWhileAnotherHolds(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		mustLock(t, a, "x")
-		for _, c := range []*dsync.Client{a, b} { // in the local queue of a, at the backend from b
+		for _, c := range []*dsync.Client{a, b} { // in the local queue for a, on the backend for b
 			start := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 			_, err := c.Lock(ctx, "x")
@@ -135,14 +135,14 @@ func TestCanceledWaitLeavesNothing(t *testing.T) {
 		}
 		_ = l.Unlock(t.Context())
 		if s, err := b.Inspect(t.Context(), "x"); err != nil || s.Held {
-			t.Errorf("Inspect after Unlock: %+v, %v; want it free", s, err)
+			t.Errorf("Inspect after Unlock: %+v, %v; want a free name", s, err)
 		}
 	})
 }
 
 func TestCancelAtTheInstantOfTheGrant(t *testing.T) {
-	// Real time, many rounds: the outcome is a lease or an error, and after it
-	// the lock is free.
+	// In many rounds in real time, the outcome is a lease or an error, and
+	// afterwards the lock is free.
 	for _, o := range orders {
 		s := memory.NewServer(&memory.Options{Order: o})
 		a, b := newClient(t, s.NewDriver(), nil), newClient(t, s.NewDriver(), nil)
@@ -300,7 +300,7 @@ func TestOwnerUnderItsOwnLeaseIsNoDeadlock(t *testing.T) {
 		ctx, cancel := mustLock(t, o, "x").Context(t.Context())
 		defer cancel()
 		if _, err := o.Lock(ctx, "x"); err != nil {
-			t.Errorf("re-entry under the own lease: %v", err)
+			t.Errorf("re-entry under its own lease: %v", err)
 		}
 	})
 }

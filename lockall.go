@@ -46,8 +46,8 @@ func LockOn(ctx context.Context, targets ...Target) (*Leases, error) {
 	return lockOn(ctx, targets, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.Lock(ctx, name) })
 }
 
-// TryLockAll is [LockAll] without the wait: if another owner holds one of the
-// names, the error matches [ErrLocked].
+// TryLockAll is like [LockAll], but does not wait. If another owner holds one
+// of the names, the error matches [ErrLocked].
 func TryLockAll(ctx context.Context, l Locker, names ...string) (*Leases, error) {
 	return lockOn(ctx, []Target{{l, names}}, func(ctx context.Context, l Locker, name string) (*Lease, error) { return l.TryLock(ctx, name) })
 }
@@ -129,7 +129,7 @@ func (g *Leases) rollBack(ctx context.Context) error {
 }
 
 // All returns the leases in the order of their grants, with their names and
-// tokens. Unlocking one of them ends the others for these Leases.
+// tokens. Unlocking one of them also ends these Leases.
 func (g *Leases) All() []*Lease { return slices.Clone(g.all) }
 
 // Deadline returns the earliest deadline of the leases.

@@ -28,7 +28,7 @@ func free(t *testing.T, l dsync.Locker, names ...string) {
 	for _, name := range names {
 		lease, err := l.TryLock(t.Context(), name)
 		if err != nil {
-			t.Errorf("TryLock of %q: got %v, want it to be free", name, err)
+			t.Errorf("TryLock of %q: got %v, want a free name", name, err)
 			continue
 		}
 		if err := lease.Unlock(t.Context()); err != nil {
@@ -54,10 +54,10 @@ func TestLockAllTakesAllInOneOrder(t *testing.T) {
 				t.Errorf("the lease of %q has no token", l.Name())
 			}
 			if _, err := other.TryLock(t.Context(), l.Name()); !errors.Is(err, dsync.ErrLocked) {
-				t.Errorf("TryLock of %q by another: got %v, want ErrLocked", l.Name(), err)
+				t.Errorf("TryLock of %q by another owner: got %v, want ErrLocked", l.Name(), err)
 			}
 			if l.Deadline().Before(g.Deadline()) {
-				t.Errorf("Deadline: got %v, after that of %q", g.Deadline(), l.Name())
+				t.Errorf("Deadline: got %v, after the deadline of %q", g.Deadline(), l.Name())
 			}
 		}
 		if want := []string{"a", "b", "c"}; !slices.Equal(names, want) {

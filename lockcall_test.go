@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomCalls has callers of two clients lock one name in every way at
+// TestRandomCalls lets callers of two clients lock one name in every way at
 // random times. Some of them share an owner. Each call ends with a lease, or
 // when its context does, and no call leaves anything behind.
 func TestRandomCalls(t *testing.T) {

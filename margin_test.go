@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// sessionLease is a lease whose session ends after the given time, and has that
+// sessionLease is a lease whose session ends after the given time and has that
 // TTL.
 type sessionLease struct {
 	*stubLease

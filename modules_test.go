@@ -91,7 +91,7 @@ func (p *program) write(name, text string) {
 	}
 }
 
-// imports makes packages the only imports of the program, and returns the
+// imports makes packages the only imports of the program and returns the
 // versions of all modules that are then in go.mod.
 func (p *program) imports(packages ...string) map[string]string {
 	p.t.Helper()

@@ -48,7 +48,7 @@ func TestNesting(t *testing.T) {
 					owner = o.ID()
 				}
 				if lease.Token() != under.Token() || lease.Owner() != owner {
-					t.Errorf("token %d, owner %s; want %d, %s", lease.Token(), lease.Owner(), under.Token(), owner)
+					t.Errorf("token %d, owner %s; want token %d, owner %s", lease.Token(), lease.Owner(), under.Token(), owner)
 				}
 				mustUnlock(t, lease, tried)
 			}
@@ -121,8 +121,8 @@ func TestOwnerNestsInAJoinedHold(t *testing.T) {
 	})
 }
 
-// If goroutines of an Owner request a name in two modes at once, both acquire
-// it in the end.
+// If goroutines of an Owner request a name in two modes at the same time, both
+// eventually acquire it.
 func TestOwnerAsksInTwoModesAtOnce(t *testing.T) {
 	forOrders(t, func(t *testing.T, a, b *dsync.Client) {
 		for range 20 {

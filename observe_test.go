@@ -91,7 +91,7 @@ func TestObserve(t *testing.T) {
 		mustLock(t, b, "x").Unlock(t.Context())
 		lease = mustLock(t, a, "x")
 		time.Sleep(third)
-		o.sees("two grants at once", "a")
+		o.sees("two grants in quick succession", "a")
 
 		d.Cut()
 		lease.Unlock(t.Context())
@@ -102,7 +102,7 @@ func TestObserve(t *testing.T) {
 		time.Sleep(time.Second)
 		o.sees("the end of the outage", "b")
 		time.Sleep(time.Minute - time.Second + 10*time.Millisecond)
-		o.sees("the end of a lease by itself", "")
+		o.sees("the end of a lease that is not renewed", "")
 		cancel()
 		<-o.done
 		if o.err != nil {
@@ -111,7 +111,7 @@ func TestObserve(t *testing.T) {
 	})
 }
 
-// TestObserveIsTold has a driver that reports changes, so there is no delay.
+// TestObserveIsTold uses a driver that reports changes, so there is no delay.
 func TestObserveIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory.NewServer(nil)
@@ -139,7 +139,7 @@ func TestObserveIsTold(t *testing.T) {
 		d.Heal()
 		o.sees("the end of the outage", "b")
 		time.Sleep(30 * time.Second)
-		o.sees("the end of a lease by itself", "")
+		o.sees("the end of a lease that is not renewed", "")
 		cancel()
 		<-o.done
 		mustLock(t, a, "x")
@@ -159,8 +159,8 @@ func TestObserveEndsWithAnError(t *testing.T) {
 			name   string
 			want   error
 		}{
-			"a closed client":          {c, "x", dsync.ErrClosed},
-			"a backend without answer": {newStub(t, &stub{}), "x", errors.ErrUnsupported},
+			"a closed client":           {c, "x", dsync.ErrClosed},
+			"a backend without Inspect": {newStub(t, &stub{}), "x", errors.ErrUnsupported},
 		} {
 			o := observe(t, test.client.Observe(t.Context(), test.name))
 			<-o.done

@@ -18,7 +18,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := c.TTL(), 5*time.Second; got != want {
-		t.Errorf("TTL %v, want that of the URL, %v", got, want)
+		t.Errorf("TTL %v, want the URL's TTL, %v", got, want)
 	}
 	if got := c.Info(); got.Name != "memory" || got.Detect == 0 {
 		t.Errorf("Info: %+v", got)
@@ -64,7 +64,7 @@ func TestTTLIsFittedToTheBackend(t *testing.T) {
 	for _, ttl := range []time.Duration{-time.Second, time.Second, time.Minute, 2500 * time.Millisecond} {
 		_, err := dsync.New(&stub{info: info}, &dsync.Options{TTL: ttl})
 		if err == nil || !strings.Contains(err.Error(), ttl.String()) {
-			t.Errorf("New with TTL %v: %v, want an error that names it", ttl, err)
+			t.Errorf("New with TTL %v: %v, want an error that names the TTL", ttl, err)
 		}
 	}
 	_, err := dsync.New(&stub{info: info}, &dsync.Options{TTL: time.Minute})

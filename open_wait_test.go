@@ -72,7 +72,7 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 		began := time.Now()
 		_, err := dsync.Open(ctx, "tardy://", nil)
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dsync.ErrUnavailable) || time.Since(began) != 10*time.Second {
-			t.Errorf("Open: %v after %v, want the end of its context and the reason after 10s", err, time.Since(began))
+			t.Errorf("Open: %v after %v, want the context's error and the reason after 10s", err, time.Since(began))
 		}
 		if got := late.attempts.Load(); got < 8 || got > 30 {
 			t.Errorf("%d attempts in 10 s", got)
@@ -81,7 +81,7 @@ func TestOpenGivesUpWithItsContext(t *testing.T) {
 }
 
 // TestOpenLogsByDefault waits without a Logger. A record goes to the default
-// Logger if nothing else ends the wait.
+// Logger if no deadline ends the wait.
 func TestOpenLogsByDefault(t *testing.T) {
 	old := slog.Default()
 	defer slog.SetDefault(old)
@@ -114,7 +114,7 @@ func TestOpenReturnsOtherErrorsAtOnce(t *testing.T) {
 	wrong := errors.New("wrong password")
 	setLate(1000, wrong)
 	if _, err := dsync.Open(t.Context(), "tardy://", nil); !errors.Is(err, wrong) || late.attempts.Load() != 1 {
-		t.Errorf("Open: %v after %d attempts, want %v after one", err, late.attempts.Load(), wrong)
+		t.Errorf("Open: %v after %d attempts, want %v after one attempt", err, late.attempts.Load(), wrong)
 	}
 }
 
@@ -202,7 +202,7 @@ func TestPinger(t *testing.T) {
 	})
 }
 
-// TestPingOfARefusedClient has a server that refuses the user, or the name.
+// TestPingOfARefusedClient uses a server that refuses the user, or the name.
 func TestPingOfARefusedClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &pinger{Driver: memory.New(nil), refuses: fmt.Errorf("%w: wrong user", driver.ErrCredentials)}
@@ -218,7 +218,7 @@ func TestPingOfARefusedClient(t *testing.T) {
 		}
 		d.refuses = fmt.Errorf("%w: no right to read", fs.ErrPermission)
 		if err := c.Ping(t.Context()); err != nil {
-			t.Errorf("Ping without the right to ask for one name: %v", err)
+			t.Errorf("Ping without the right to query one name: %v", err)
 		}
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)

@@ -17,9 +17,9 @@ import (
 // Options are the options of a Client. Nil means the defaults, and so does a
 // zero field.
 type Options struct {
-	// TTL is the time for which the backend keeps a lock whose holder is gone.
-	// Other clients wait for this long after a crash. A live holder renews
-	// every third of the TTL. The default is 30 s, or the nearest TTL that the
+	// TTL is how long the backend keeps a lock whose holder is gone. Other
+	// clients wait for this long after a crash. A live holder renews every
+	// third of the TTL. The default is 30 s, or the nearest TTL that the
 	// backend supports. A TTL outside the backend's bounds is an error. The
 	// parameter ttl of the URL takes precedence.
 	TTL time.Duration // at least 10 ms
@@ -50,7 +50,7 @@ type Options struct {
 
 	// Debug finds forgotten leases. When the garbage collector finds that the
 	// program no longer has a reference to a Lease, the lease ends with an
-	// error that matches ErrLost, and the Logger reports the caller of Lock. A
+	// error that matches ErrLost. The Logger then reports the caller of Lock. A
 	// context of Lease.Context, and contexts made from it, refer to its lease.
 	// Debug costs some µs and 5 allocations for each lease.
 	Debug bool
@@ -68,8 +68,8 @@ type Options struct {
 
 	// Class maps the name of a lock to one of a few values, such as
 	// orders/42 to orders. The value becomes the attribute dsync.lock.class
-	// of the metrics, unless it is empty. Class is called concurrently, and
-	// must not block. Nil means no class.
+	// of the metrics, unless it is empty. Class is called concurrently and must
+	// not block. Nil means no class.
 	Class func(name string) string
 
 	// Logger receives the records that an operator should see. It reports the
@@ -77,7 +77,7 @@ type Options struct {
 	// also reports locks that were lost or removed by force, batched into one
 	// record. It also gets a WARN when a call has waited for 10 s for one lease
 	// of the same client, at most once per name and minute. With Debug the WARN
-	// includes the caller that acquired the lease. If it is nil, nothing is
+	// includes the caller that acquired the lease. If Logger is nil, nothing is
 	// logged, except that an Open without a deadline and a waiting call without
 	// a deadline log to slog.Default.
 	Logger *slog.Logger
@@ -92,16 +92,16 @@ type LockOption struct {
 	permits, limit                                int         // of the mode Permit
 }
 
-// ExpireAfter makes a lease that ends d after the grant, and is not renewed
-// (see [Lease.Extend]). A re-entry with ExpireAfter ends at that time, or when
-// the hold that it joined ends, whichever is earlier.
+// ExpireAfter makes a lease that ends d after the grant and is not renewed (see
+// [Lease.Extend]). A re-entry with ExpireAfter ends at that time, or when the
+// hold that it joined ends, whichever is earlier.
 func ExpireAfter(d time.Duration) LockOption { return LockOption{expireAfter: &d} }
 
 // WaitAtMost bounds the wait of Lock. Unlike a deadline of the context, it does
 // not bound the work under the lock. After d, Lock returns an error that
 // matches context.DeadlineExceeded, and ErrLocked if another owner held the
-// name. WaitAtMost also bounds TryLock, which waits only for the answer of the
-// backend. d is more than 0. The shortest of several counts.
+// name. WaitAtMost also bounds TryLock, which waits only for the backend's
+// response. d is more than 0. The shortest of several counts.
 func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} }
 
 // HoldAtLeast keeps the name taken until d after the grant, even if the lease
@@ -111,10 +111,10 @@ func WaitAtMost(d time.Duration) LockOption { return LockOption{waitAtMost: &d} 
 //	lease, err := client.TryLock(ctx, "report", dsync.ExpireAfter(time.Hour), dsync.HoldAtLeast(59*time.Minute))
 //
 // HoldAtLeast requires ExpireAfter with the same time or longer, which the
-// backend enforces when the process is gone. Unlock still ends the lease at
-// once. Close does not free the name, but ForceUnlock does. Calls through an
-// Owner and Reads refuse the option with errors.ErrUnsupported. So do ZooKeeper
-// and PostgreSQL's advisory locks, which do not support it.
+// backend enforces when the process is gone. Unlock still ends the lease
+// immediately. Close does not free the name, but ForceUnlock does. Calls
+// through an Owner and Reads refuse the option with errors.ErrUnsupported. So
+// do ZooKeeper and PostgreSQL's advisory locks, which do not support it.
 func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d} }
 
 // A lease can outlive its work, because the work hangs or does not unlock. The
@@ -122,10 +122,10 @@ func HoldAtLeast(d time.Duration) LockOption { return LockOption{holdAtLeast: &d
 // the renewals, SlowHold reports such leases, and Debug finds leases that can
 // no longer be unlocked.
 
-// MaxHold bounds the time for which a lease is renewed. At d after the grant
-// the lease is lost, with an error that matches ErrLost, and the lock is free
-// at once. MaxHold(0) means no bound. Options.MaxHold is the default of a
-// Client. MaxHold does not affect a lease with ExpireAfter.
+// MaxHold bounds how long a lease is renewed. If the lease is still held d
+// after the grant, it is lost with an error that matches ErrLost, and the lock
+// is free immediately. MaxHold(0) means no bound. Options.MaxHold is the
+// default of a Client. MaxHold does not affect a lease with ExpireAfter.
 func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 
 // Read shares the name with other readers, and excludes all other holders. If
@@ -138,7 +138,7 @@ func MaxHold(d time.Duration) LockOption { return LockOption{maxHold: &d} }
 // hold is lost, all its leases are lost.
 //
 // Under a lease of the same name, of the same [Owner] or with the context of
-// the lease (see [Lease.Context]), a Read is granted at once and without a
+// the lease (see [Lease.Context]), a Read is granted immediately and without a
 // request. The name is then held until both have ended. Under a Read, Write and
 // Lock are refused: Lock returns ErrDeadlock, and TryLock ErrLocked. Pass the
 // context of the lease to code that reads the same name again. Without it the

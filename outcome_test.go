@@ -26,7 +26,7 @@ func TestGrantThatComesTooLateIsGivenBackAndAskedAgain(t *testing.T) {
 		synctest.Wait()
 		asked, back := d.asked(), d.gaveBack()
 		if len(asked) != 2 || len(back) != 1 || back[0].request != asked[0] {
-			t.Fatalf("%d requests, %d given back; want 2 requests, the first given back", len(asked), len(back))
+			t.Fatalf("%d requests, %d released; want 2 requests, the first released", len(asked), len(back))
 		}
 		if asked[0].Hold == asked[1].Hold {
 			t.Errorf("both attempts have the hold %q", asked[0].Hold)
@@ -50,7 +50,7 @@ func TestGrantsThatAlwaysComeTooLateDoNotSpin(t *testing.T) {
 			t.Errorf("Lock: %v, want the deadline", err)
 		}
 		if n := len(d.asked()); n > 100 {
-			t.Errorf("%d requests in 20 s, want some tens", n)
+			t.Errorf("%d requests in 20 s, want a few dozen", n)
 		}
 	})
 }
@@ -79,7 +79,7 @@ func TestHoldLostBeforeAcquireReturnedIsAskedAgainAndNotReleased(t *testing.T) {
 				t.Errorf("%d requests, want 2", got)
 			}
 			if got := len(d.gaveBack()); got != 0 {
-				t.Errorf("%d releases, want none: what is left of a lost hold is the driver's", got)
+				t.Errorf("%d releases, want none: the driver removes the remains of a lost hold", got)
 			}
 		})
 	}
@@ -104,7 +104,7 @@ func TestBackendOutOfReachIsAskedAgainUntilTheContextEnds(t *testing.T) {
 				holds[r.Hold] = true
 			}
 			if n := len(d.asked()); n < 15 || n > 100 || len(holds) != n {
-				t.Errorf("%d requests with %d different holds in 20 s, want some tens, all different", n, len(holds))
+				t.Errorf("%d requests with %d different holds in 20 s, want a few dozen, all different", n, len(holds))
 			}
 		})
 	}
@@ -120,7 +120,7 @@ func TestTryLockAsksOnce(t *testing.T) {
 				t.Errorf("TryLock: %v, want %v", err, answer)
 			}
 			if got := len(d.asked()); got != 1 || !d.asked()[0].NoWait {
-				t.Errorf("%d requests, want one that does not wait", got)
+				t.Errorf("%d requests, want one request that does not wait", got)
 			}
 		})
 	}
@@ -132,7 +132,7 @@ func TestOtherErrorsEndLockAtOnce(t *testing.T) {
 		d := &stub{acquire: func(context.Context, int, *driver.Request) (driver.Lease, error) { return nil, denied }}
 		_, err := newStub(t, d).Lock(t.Context(), "x")
 		if !errors.Is(err, denied) || len(d.asked()) != 1 {
-			t.Errorf("Lock: %v after %d requests, want %v after one", err, len(d.asked()), denied)
+			t.Errorf("Lock: %v after %d requests, want %v after one request", err, len(d.asked()), denied)
 		}
 		if got, want := err.Error(), `dsync: lock "x": permission denied`; got != want {
 			t.Errorf("error text %q, want %q", got, want)

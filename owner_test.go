@@ -95,7 +95,7 @@ func TestReentryEndsWithTheHoldThatItJoined(t *testing.T) {
 		outer := mustLock(t, o, "x", dsync.ExpireAfter(time.Second))
 		for _, inner := range []*dsync.Lease{mustLock(t, o, "x"), mustLock(t, o, "x", dsync.ExpireAfter(time.Hour))} {
 			if got, want := inner.Deadline(), outer.Deadline(); !got.Equal(want) {
-				t.Errorf("deadline of a re-entry %v, want that of the hold, %v", got, want)
+				t.Errorf("deadline of a re-entry %v, want the deadline of the hold, %v", got, want)
 			}
 		}
 		<-outer.Done()
@@ -114,7 +114,7 @@ func TestLostHoldIsNotReentered(t *testing.T) {
 			t.Errorf("%d requests, Err %v; want a second request and a live lease", got, again.Err())
 		}
 		if err := first.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) || again.Err() != nil {
-			t.Errorf("Unlock of the lost lease: %v, then Err of the new one: %v", err, again.Err())
+			t.Errorf("Unlock of the lost lease: %v, then Err of the new lease: %v", err, again.Err())
 		}
 	})
 }
@@ -135,7 +135,7 @@ func TestGrantServesAllWaitingCallsOfItsOwner(t *testing.T) {
 		first := <-leases
 		for l := range leases {
 			if l.Token() != first.Token() || l.Err() != nil {
-				t.Errorf("token %d, Err %v; want the token %d of the one grant", l.Token(), l.Err(), first.Token())
+				t.Errorf("token %d, Err %v; want token %d, from the only grant", l.Token(), l.Err(), first.Token())
 			}
 			_ = l.Unlock(t.Context())
 		}

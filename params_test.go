@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// The files, other than those of the driver, in which its opener reads URL
+// The files, other than the driver's own files, in which its opener reads URL
 // parameters.
 var asksBeside = map[string][]string{
 	"memory": nil, "migrate": nil, "pglock": nil,
@@ -43,7 +43,7 @@ func TestParameters(t *testing.T) {
 			}
 			delete(asked, "ttl") // of a part of migrate, which may lack it
 			if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(asked)); !slices.Equal(got, want) {
-				t.Errorf("the package comment has the parameters %q, and the opener asks for %q", got, want)
+				t.Errorf("the package comment has the parameters %q, and the opener reads %q", got, want)
 			}
 			if name == "migrate" {
 				return // docs/migration.md

@@ -76,7 +76,7 @@ func TestPassWhereTheNextNeedsAToken(t *testing.T) {
 			named := p.passes[len(p.passes)-1]
 			p.mu.Unlock()
 			if l.Token() <= last || l.Owner() != named {
-				t.Errorf("holder %d: token %d of %s, after token %d; the backend says %s holds it", i, l.Token(), l.Owner(), last, named)
+				t.Errorf("holder %d: token %d of %s, after token %d; the backend reports that %s holds it", i, l.Token(), l.Owner(), last, named)
 			}
 			last = l.Token()
 		})
@@ -84,7 +84,7 @@ func TestPassWhereTheNextNeedsAToken(t *testing.T) {
 		wg.Wait()
 		for i, got := range order {
 			if got != i {
-				t.Fatalf("granted in the order %v, want that of arrival", order)
+				t.Fatalf("granted in the order %v, want the order of arrival", order)
 			}
 		}
 		p.wants(t, 1, 50, 1)
@@ -143,7 +143,7 @@ func TestPassThatFails(t *testing.T) {
 	}
 }
 
-// TestPassUnderWay lets an event happen between the request and its answer.
+// TestPassUnderWay lets an event happen between the request and its response.
 func TestPassUnderWay(t *testing.T) {
 	for _, tt := range []struct {
 		name               string

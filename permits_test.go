@@ -86,11 +86,11 @@ func TestPermitsComeBack(t *testing.T) {
 		begun := time.Now()
 		next := mustLock(t, b, "x", dsync.Permits(1, 3))
 		if got := time.Since(begun); got != 5*time.Second || expired.Err() == nil {
-			t.Errorf("the permit with ExpireAfter came back after %v, its lease says %v", got, expired.Err())
+			t.Errorf("the permit with ExpireAfter became free after %v, its lease reports %v", got, expired.Err())
 		}
 		rest := mustLock(t, b, "x", dsync.Permits(2, 3))
 		if got := time.Since(begun); got != 10*time.Second || !errors.Is(lost.Err(), dsync.ErrLost) {
-			t.Errorf("the permits of a client that is cut off came back after %v, its lease says %v", got, lost.Err())
+			t.Errorf("the permits of a client that is cut off became free after %v, its lease reports %v", got, lost.Err())
 		}
 		d.Heal()
 		mustUnlock(t, next, rest)
@@ -113,7 +113,8 @@ func TestPermitsExtendAndLeave(t *testing.T) {
 	})
 }
 
-// Callers for free permits ask concurrently, a limited number at a time.
+// Callers for free permits send requests concurrently, a limited number at a
+// time.
 func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -136,8 +137,8 @@ func TestPermitsAreAskedForSideBySide(t *testing.T) {
 	})
 }
 
-// While one call waits at the backend, no other call of its client asks, and
-// TryLock is refused.
+// While one call waits on the backend, no other call of its client sends a
+// request, and TryLock is refused.
 func TestPermitsWaitInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
@@ -168,7 +169,7 @@ func TestPermitsWaitInLine(t *testing.T) {
 			t.Errorf("a wait in line ended with %v", err)
 		}
 		if got := len(d.asked()); got != 1 {
-			t.Errorf("%d requests while one waits, want 1", got)
+			t.Errorf("%d requests while one call waits, want 1", got)
 		}
 		close(free)
 		wg.Wait()
@@ -203,7 +204,7 @@ func TestPermitsAreHandedOver(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		wait(dsync.Permits(1, 2)) // at the backend
+		wait(dsync.Permits(1, 2)) // on the backend
 		wait(dsync.Permits(2, 0))
 		mustUnlock(t, held)
 		next := <-got
@@ -217,7 +218,7 @@ func TestPermitsAreHandedOver(t *testing.T) {
 		}
 		for range 2 {
 			if l := <-got; l != nil {
-				t.Errorf("one who waits was granted permits that were given back")
+				t.Errorf("a waiter was granted permits that were released")
 			}
 		}
 	})
@@ -274,16 +275,16 @@ func TestPermitsNest(t *testing.T) {
 			name string
 			opt  dsync.LockOption
 		}{
-			"one too many":                {a, under, "x", dsync.Permits(2, 3)},
-			"one too many, twice":         {o, twice, "x", dsync.Permits(2, 3)},
-			"a lock under permits":        {a, under, "x", dsync.Write()},
-			"a read under permits":        {a, under, "x", dsync.Read()},
-			"permits under a lock":        {a, locked, "y", dsync.Permits(1, 3)},
-			"a lock of who has permits":   {o, t.Context(), "x", dsync.LockOption{}},
-			"a read of who has permits":   {o, t.Context(), "x", dsync.Read()},
-			"permits of who has the lock": {o, t.Context(), "y", dsync.Permits(1, 3)},
-			"permits under its own lock":  {o, locked, "y", dsync.Permits(1, 3)},
-			"its own lock under permits":  {o, under, "x", dsync.Write()},
+			"one permit too many":                   {a, under, "x", dsync.Permits(2, 3)},
+			"one permit too many, under two leases": {o, twice, "x", dsync.Permits(2, 3)},
+			"a lock under permits":                  {a, under, "x", dsync.Write()},
+			"a read under permits":                  {a, under, "x", dsync.Read()},
+			"permits under a lock":                  {a, locked, "y", dsync.Permits(1, 3)},
+			"a lock for a holder of permits":        {o, t.Context(), "x", dsync.LockOption{}},
+			"a read for a holder of permits":        {o, t.Context(), "x", dsync.Read()},
+			"permits for the holder of the lock":    {o, t.Context(), "y", dsync.Permits(1, 3)},
+			"permits under its own lock":            {o, locked, "y", dsync.Permits(1, 3)},
+			"its own lock under permits":            {o, under, "x", dsync.Write()},
 		} {
 			if _, err := tt.l.Lock(tt.ctx, tt.name, tt.opt); !errors.Is(err, dsync.ErrDeadlock) {
 				t.Errorf("%s: Lock: %v, want ErrDeadlock", what, err)
@@ -330,7 +331,7 @@ func TestLimitOfPermits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first, second := <-waiting, <-waiting; errors.Join(first, second) == nil || !errors.Is(errors.Join(first, second), dsync.ErrLimit) || first != nil && second != nil {
-			t.Errorf("of two who waited one should be granted the new permit, and one get ErrLimit: %v, %v", first, second)
+			t.Errorf("got %v and %v, want the new permit for one waiter, and ErrLimit for the other", first, second)
 		}
 		if err := a.SetLimit(t.Context(), "x", 1); err != nil || held.Err() != nil {
 			t.Errorf("error %v and lease %v after the limit was lowered", err, held.Err())

@@ -108,11 +108,11 @@ func (r *reach) turn(out bool) {
 	r.client.telemetry.Turned(out)
 }
 
-// patience returns the time that a probe waits for its answer.
+// patience returns how long a probe waits for its response.
 func (r *reach) patience() time.Duration { return min(max(r.client.ttl/6, minProbe), maxProbe) }
 
-// sessionEnded makes the probe query the backend at once, because the session
-// of the lock of name may have ended during an outage.
+// sessionEnded makes the probe query the backend immediately, because the
+// session of the lock of name may have ended during an outage.
 func (r *reach) sessionEnded(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,8 +190,8 @@ func (r *reach) question() string {
 	return r.known()
 }
 
-// pinged handles the outcome of a Ping, and returns the result of Ping. An
-// error in the query itself counts as an answer.
+// pinged handles the outcome of a Ping and returns the result of Ping. An error
+// in the query itself counts as an answer.
 func (r *reach) pinged(ctx context.Context, began moment, err error) error {
 	if ended := ctx.Err(); err != nil && ended != nil {
 		if r.client.clock.Plain()-began >= min(r.client.ttl/6, silentFor) {
@@ -291,8 +291,8 @@ func (r *reach) extended(ctx context.Context, h *hold, err error) {
 	}
 }
 
-// released handles the outcome of a release. wait is the time that its answer
-// may take.
+// released handles the outcome of a release. wait is how long its response may
+// take.
 func (r *reach) released(h *hold, wait time.Duration, err error) {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		r.answered()

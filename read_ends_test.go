@@ -78,7 +78,7 @@ func TestCloseWithReaders(t *testing.T) {
 			t.Error(err)
 		}
 		if err := <-waits; !errors.Is(err, dsync.ErrClosed) {
-			t.Errorf("error %v of who waits, want ErrClosed", err)
+			t.Errorf("error %v from the waiter, want ErrClosed", err)
 		}
 		for _, l := range leases {
 			if err := l.Err(); !errors.Is(err, dsync.ErrNotHeld) || errors.Is(err, dsync.ErrLost) {

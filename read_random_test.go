@@ -13,8 +13,8 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// TestRandomReadsAndWrites is TestRandomCalls in all modes, with nested calls.
-// While a writer holds the name, no other owner holds it.
+// TestRandomReadsAndWrites is like TestRandomCalls, but in all modes and with
+// nested calls. While a writer holds the name, no other owner holds it.
 func TestRandomReadsAndWrites(t *testing.T) {
 	for seed := range uint64(10) {
 		forOrders(t, func(t *testing.T, a, b *dsync.Client) {
@@ -38,7 +38,7 @@ func TestRandomReadsAndWrites(t *testing.T) {
 				t.Errorf("the clients know %d names", n)
 			}
 			if m.together.Load() == 0 {
-				t.Error("no client ever read together with another one")
+				t.Error("no client ever read together with another client")
 			}
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)
@@ -47,8 +47,8 @@ func TestRandomReadsAndWrites(t *testing.T) {
 	}
 }
 
-// model records the holders of the name x, by leases. Leases of one owner may
-// exist together.
+// model records the holders of the name x, by leases. One owner may have
+// several leases at the same time.
 type model struct {
 	t        *testing.T
 	together atomic.Int64 // readers of two clients
@@ -64,14 +64,14 @@ func (m *model) enter(l *dsync.Lease, reads bool) {
 	defer m.mu.Unlock()
 	for other, alsoReads := range m.reads {
 		if other.Owner() != l.Owner() && !(reads && alsoReads) {
-			m.t.Errorf("%s (reads: %v) has the name beside %s (reads: %v)", l.Owner(), reads, other.Owner(), alsoReads)
+			m.t.Errorf("%s (reads: %v) holds the name together with %s (reads: %v)", l.Owner(), reads, other.Owner(), alsoReads)
 		}
 		if reads && alsoReads && other.Token() != l.Token() {
 			m.together.Add(1)
 		}
 	}
 	if reads && l.Token() < m.writer || !reads && l.Token() < m.last {
-		m.t.Errorf("token %d (reads: %v) after %d, of who wrote %d", l.Token(), reads, m.last, m.writer)
+		m.t.Errorf("token %d (reads: %v) after %d, the last writer's token is %d", l.Token(), reads, m.last, m.writer)
 	}
 	if m.last = max(m.last, l.Token()); !reads {
 		m.writer = m.last

@@ -15,7 +15,7 @@ import (
 
 var bothModes = driver.Info{ReadWrite: driver.Support{Offered: true}}
 
-// mustTry is mustLock with TryLock.
+// mustTry is like mustLock, but uses TryLock.
 func mustTry(t *testing.T, l dsync.Locker, opts ...dsync.LockOption) *dsync.Lease {
 	t.Helper()
 	lease, err := l.TryLock(t.Context(), "x", opts...)
@@ -100,7 +100,7 @@ func TestReadersOfAClientAreOneHold(t *testing.T) {
 			t.Errorf("%d requests, want 1", got)
 		}
 		if got := d.renewals(); len(got) != 1 || len(got[0]) != 1 {
-			t.Errorf("renewals %v, want one of one hold", got)
+			t.Errorf("renewals %v, want one renewal of one hold", got)
 		}
 		if got := len(d.gaveBack()); got != 1 {
 			t.Errorf("%d releases, want 1", got)
@@ -163,13 +163,13 @@ func TestStreamOfReaders(t *testing.T) {
 		n := 0
 		grants.Range(func(any, any) bool { n++; return true })
 		if n > 11 {
-			t.Errorf("%d holds in 1 s, want one in 100 ms", n)
+			t.Errorf("%d holds in 1 s, want one hold per 100 ms", n)
 		}
 		for _, l := range []dsync.Locker{a, b, dsync.With(a, dsync.Write()), dsync.With(b, dsync.Write())} {
 			start := time.Now()
 			mustUnlock(t, mustLock(t, l, "x"))
 			if got, want := time.Since(start), 100*time.Millisecond+length; got > want {
-				t.Errorf("who writes waited %v, want at most %v", got, want)
+				t.Errorf("the writer waited %v, want at most %v", got, want)
 			}
 			time.Sleep(time.Second)
 		}
@@ -198,7 +198,7 @@ func TestReadWithExpireAfterIsNotShared(t *testing.T) {
 		time.Sleep(time.Second)
 		mustLock(t, o, "x", dsync.Read())
 		if got := len(d.asked()); got != 4 {
-			t.Errorf("%d requests, want none by an Owner that reads already", got-4)
+			t.Errorf("%d requests, want none by an Owner that is already reading", got-4)
 		}
 	})
 }
@@ -226,7 +226,7 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 				defer cancel()
 				wg.Go(func() {
 					if _, err := a.Lock(ctx, "x", dsync.Read()); !errors.Is(err, dsync.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("error %v, want that of the context, and ErrLocked", err)
+						t.Errorf("error %v, want the context's error and ErrLocked", err)
 					}
 				})
 			}
@@ -234,7 +234,7 @@ func TestWaitingReadersAreGrantedTogether(t *testing.T) {
 		time.Sleep(time.Second)
 		s, err := b.Inspect(t.Context(), "x")
 		if err != nil || s.Waiters != 1 {
-			t.Errorf("%d wait at the backend for all, want 1; error %v", s.Waiters, err)
+			t.Errorf("%d requests wait on the backend, want 1 for all readers; error %v", s.Waiters, err)
 		}
 		mustUnlock(t, writer)
 		wg.Wait()
@@ -296,7 +296,7 @@ func TestWriteIsHandedOverWithinItsMode(t *testing.T) {
 		mustUnlock(t, first)
 		wg.Wait()
 		if got := d.asked(); len(got) != 1 || got[0].Mode != driver.Write {
-			t.Errorf("requests %v, want one to write", got)
+			t.Errorf("requests %v, want one request to write", got)
 		}
 	})
 }

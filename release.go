@@ -9,8 +9,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// maxReleaseWait bounds the wait for the answer to a release, and a Close whose
-// context has no bound.
+// maxReleaseWait bounds the wait for the response to a release, and a Close
+// whose context has no bound.
 const maxReleaseWait = 5 * time.Second
 
 // canPass reports whether the hold can be passed to another caller by a request
@@ -34,7 +34,7 @@ func (h *hold) passesTo() *waiter {
 	return h.heir
 }
 
-// pass asks the backend to give the hold to its heir, and waits for at most
+// pass asks the backend to give the hold to its heir and waits for at most
 // wait. It reports whether nothing is left to do; otherwise the hold must be
 // released. In the meantime the hold is live and has no owner, so all calls for
 // the name wait in the queue or are refused.
@@ -81,7 +81,7 @@ func (h *hold) giveBack(granted driver.Lease) {
 }
 
 // release gives the hold to its heir, or releases it on the backend. It waits
-// for the answer for at most wait, regardless of ctx.
+// for the response for at most wait, regardless of ctx.
 func (h *hold) release(ctx context.Context, wait time.Duration) error {
 	if heir := h.passesTo(); heir != nil {
 		wait /= 2 // the other half is for a release that may have to follow
@@ -141,8 +141,8 @@ func (h *hold) released(err error) {
 	h.uncount()
 }
 
-// giveUp ends a hold on the backend, either at once or when HoldAtLeast allows
-// it.
+// giveUp ends a hold on the backend, either immediately or when HoldAtLeast
+// allows it.
 func (h *hold) giveUp(ctx context.Context) error {
 	c := h.lock.client
 	rest := h.keepUntil - c.now()

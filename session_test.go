@@ -17,7 +17,7 @@ import (
 type keeper struct {
 	stub
 	told  func(error)
-	lease *stubLease // the last one
+	lease *stubLease // the last lease
 }
 
 func (k *keeper) Acquire(_ context.Context, r *driver.Request) (driver.Lease, error) {
@@ -39,7 +39,7 @@ func TestCauseOfTheLossOfASession(t *testing.T) {
 	}{
 		{"nothing failed", func(*keeper, *driver.Request) {}, "lock lost: expired"},
 		{"a keep-alive failed", func(k *keeper, _ *driver.Request) { k.told(away) }, "lock lost: backend out of reach: backend unavailable"},
-		{"it failed before the session was kept alive", func(k *keeper, r *driver.Request) {
+		{"a keep-alive failed before the session was kept alive", func(k *keeper, r *driver.Request) {
 			k.told(away)
 			k.told(nil)
 			time.Sleep(time.Second)
@@ -49,10 +49,10 @@ func TestCauseOfTheLossOfASession(t *testing.T) {
 			k.told(away)
 			k.told(nil)
 		}, "lock lost: backend out of reach"},
-		{"the server ended it", func(_ *keeper, r *driver.Request) {
+		{"the server ended the session", func(_ *keeper, r *driver.Request) {
 			r.Events.Lost(fmt.Errorf("%w: by force", driver.ErrSessionEnded))
 		}, "lock lost: session ended: by force"},
-		{"the driver gave it up", func(k *keeper, r *driver.Request) {
+		{"the driver gave the session up", func(k *keeper, r *driver.Request) {
 			k.told(errors.New("no route"))
 			r.Events.Lost(driver.ErrSessionEnded)
 		}, "lock lost: backend out of reach: no route"},
@@ -73,7 +73,7 @@ func TestCauseOfTheLossOfASession(t *testing.T) {
 					t.Errorf("the lease ended with %v, want ErrLost and %q", err, test.want)
 				}
 				if errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("%v matches the error of a context, which is none of the user's", err)
+					t.Errorf("%v matches the error of a context that is not the user's", err)
 				}
 			})
 		})

@@ -14,7 +14,8 @@ import (
 )
 
 // stub is a driver that is scripted by a test, for behavior that no good
-// backend shows on demand. Without a script it grants every request at once.
+// backend shows on demand. Without a script it grants every request
+// immediately.
 type stub struct {
 	info    driver.Info
 	acquire func(ctx context.Context, n int, r *driver.Request) (driver.Lease, error) // n counts from 1
@@ -137,7 +138,7 @@ func (l *stubLease) Release(ctx context.Context) error {
 	return nil
 }
 
-// unanswered blocks like a backend that does not answer, and returns the error
+// unanswered blocks like a backend that does not answer and returns the error
 // that a driver would return.
 func unanswered(ctx context.Context) error {
 	<-ctx.Done()

@@ -50,20 +50,21 @@ import (
 type Locker interface {
 	// Lock waits until it holds name or ctx is done. ctx bounds only the wait:
 	// its cancellation after the grant does not end the lease. While the
-	// backend is out of reach, Lock tries again. Other errors return at once.
+	// backend is out of reach, Lock tries again. Other errors return
+	// immediately.
 	//
 	// If ctx ends while a grant is on its way, Lock returns either the lease or
 	// an error. After an error nothing is held, and the caller is not in a
-	// queue. The remains of a request without an answer are cleaned up in the
+	// queue. The remains of an unanswered request are cleaned up in the
 	// background.
 	//
 	// Names are valid UTF-8 without NUL, 1 to 1024 bytes. Different names are
 	// different locks.
 	Lock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 
-	// TryLock is Lock without the wait. If another owner holds name, the
-	// error matches ErrLocked. If the backend is out of reach, TryLock does
-	// not try again.
+	// TryLock is like Lock, but does not wait. If another owner holds name, the
+	// error matches ErrLocked. If the backend is out of reach, TryLock does not
+	// try again.
 	TryLock(ctx context.Context, name string, opts ...LockOption) (*Lease, error)
 }
 
@@ -135,7 +136,7 @@ func (c *Client) checkTTL(d time.Duration) error {
 // While the backend is out of reach, Open tries again until ctx is done, and
 // logs this once. So give ctx a deadline: without a deadline and without a
 // Logger, the record goes to slog.Default. Other errors, such as a wrong
-// password, return at once.
+// password, return immediately.
 //
 // All drivers have these parameters:
 //
@@ -195,7 +196,7 @@ func openDriver(ctx context.Context, url string, o *Options) (driver.Driver, *dr
 	}
 }
 
-// Ping sends a request to the backend, and returns nil if the backend answers.
+// Ping sends a request to the backend and returns nil if the backend answers.
 // Use it for the readiness probe of a program that cannot work without its
 // locks. Ping waits until ctx is done, and 5 s at most. If the backend does not
 // support it, Ping returns errors.ErrUnsupported.

@@ -59,7 +59,7 @@ func (l *Lease) reported() telemetry.Lock {
 }
 
 // electionObserver is a Locker that reports elections to telemetry: a Client, a
-// Locker made from a Client, or one that embeds a Client.
+// Locker made from a Client, or a Locker that embeds a Client.
 type electionObserver interface {
 	observeElection(name string) *telemetry.Election
 }

@@ -72,7 +72,7 @@ func (w *watchdog) watch(h *hold) {
 	}
 }
 
-// renews reports whether requests of the watchdog find out that a hold was
+// renews reports whether the watchdog's requests detect that a hold was
 // removed. For a fixed hold, these requests do not move its end.
 func (w *watchdog) renews(h *hold) bool {
 	if h.req.Fixed {
@@ -96,9 +96,9 @@ func (w *watchdog) watchEnd(h *hold, pause time.Duration) {
 // endAt makes the watchdog check the hold or view again at the given time.
 func (w *watchdog) endAt(a *holdAlarm, at moment) { w.set(&w.ends, a, at) }
 
-// renewNow makes the next renewal of a hold due at once. If only renewals
+// renewNow makes the next renewal of a hold due immediately. If only renewals
 // reveal a removal, the backend is queried instead, because a renewal might
-// restore a hold that is being removed from several nodes. The answer to a
+// restore a hold that is being removed from several nodes. The response to a
 // renewal that was sent earlier proves nothing, so another renewal follows.
 // Called with lock.mu held.
 func (w *watchdog) renewNow(h *hold) {
@@ -163,7 +163,7 @@ func (w *watchdog) run() {
 // to watch. Timers stand still while the machine sleeps.
 const maxWait = time.Second
 
-// due returns the alarms that are due, and the time to wait for the next one.
+// due returns the alarms that are due, and the time to wait for the next alarm.
 // If a renewal is due, it also returns the renewals that are due soon, so that
 // they form few batches.
 func (w *watchdog) due(now, until moment) (renewals []*hold, ends []*holdAlarm, next time.Duration) {
@@ -218,7 +218,7 @@ func (w *watchdog) end(a *holdAlarm) {
 }
 
 // renew renews all live holds of due. In the meantime no hold is in a second
-// batch. Each ends at its deadline, regardless of the batch.
+// batch. Each hold ends at its deadline, regardless of the batch.
 func (w *watchdog) renew(due []*hold) {
 	batch, leases := due[:0], make([]driver.Lease, 0, len(due))
 	var asked []*hold // the fixed holds, which are queried and not extended

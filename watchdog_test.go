@@ -54,7 +54,7 @@ func TestFixedLeaseIsNotRenewedAndEndsByItself(t *testing.T) {
 	})
 }
 
-// TestWatchRemoval has a driver notice a removal while an earlier renewal is
+// TestWatchRemoval lets a driver notice a removal while an earlier renewal is
 // pending.
 func TestWatchRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -101,8 +101,8 @@ func TestWatchRemoval(t *testing.T) {
 	})
 }
 
-// TestWatchRemovalAsksUntilItIsAnswered: after a query without an answer the
-// client queries again, because a renewal might restore the hold.
+// TestWatchRemovalAsksUntilItIsAnswered: after an unanswered query the client
+// queries again, because a renewal might restore the hold.
 func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		removed := make(chan func(), 1)
@@ -117,13 +117,13 @@ func TestWatchRemovalAsksUntilItIsAnswered(t *testing.T) {
 		(<-removed)()
 		<-l.Done()
 		if got := d.looks.Load(); got != 3 {
-			t.Errorf("asked %d times, want 3 times", got)
+			t.Errorf("queried %d times, want 3 times", got)
 		}
 	})
 }
 
-// TestDeadlineOfAnEndedLeaseStays: an answer that arrives late and moves the
-// end at the backend does not change the deadline of the ended lease.
+// TestDeadlineOfAnEndedLeaseStays: a response that arrives late and moves the
+// end on the backend does not change the deadline of the ended lease.
 func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var granted *stubLease
@@ -142,7 +142,7 @@ func TestDeadlineOfAnEndedLeaseStays(t *testing.T) {
 	})
 }
 
-// TestRemovalOfAFixedLeaseIsTold has a client with a TTL of 10 s query the
+// TestRemovalOfAFixedLeaseIsTold lets a client with a TTL of 10 s query the
 // backend for fixed leases every third of the TTL.
 func TestRemovalOfAFixedLeaseIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestLossOnTheLocalClock(t *testing.T) {
 					t.Errorf("Unlock of a lost lease: %v, want ErrLost and ErrNotHeld", err)
 				}
 				if got := len(d.gaveBack()); got != 0 {
-					t.Errorf("%d releases before the hold was past at the backend: that gives the margin away", got)
+					t.Errorf("%d releases before the hold had ended on the backend: that gives up the margin", got)
 				}
 				time.Sleep(2 * time.Minute)
 				back := d.gaveBack()
@@ -268,7 +268,7 @@ func TestRenewalThatFindsTheHoldGoneIsLossAtOnce(t *testing.T) {
 		l := mustLock(t, newStub(t, d), "x")
 		<-l.Done()
 		if got, want := time.Since(start), 10*time.Second/3; got < want-10*time.Second/64 || got > want {
-			t.Errorf("lost after %v, want at the first renewal, after %v, and a sixty-fourth of the TTL before at the earliest", got, want)
+			t.Errorf("lost after %v, want a loss at the first renewal, after %v or up to a sixty-fourth of the TTL earlier", got, want)
 		}
 		time.Sleep(time.Minute)
 		if got := len(d.gaveBack()); got != 0 {
@@ -350,7 +350,7 @@ func TestBatchThatHangsDelaysNoOtherLease(t *testing.T) {
 			}
 		}
 		if inFlight < 2 || inFlight > 6 {
-			t.Errorf("the slow lease was in %d batches, want it tried again, one at a time", inFlight)
+			t.Errorf("the slow lease was in %d batches, want 2 to 6, one at a time", inFlight)
 		}
 	})
 }

@@ -32,7 +32,7 @@ func TestWith(t *testing.T) {
 			{dsync.Do(t.Context(), writers, "x", mode()), "write 59s"},
 			{dsync.Do(t.Context(), writers, "x", mode(), dsync.ExpireAfter(time.Hour)), "write 59m24s"},
 			{dsync.Do(t.Context(), dsync.With(writers, dsync.ExpireAfter(time.Hour)), "x", mode(), dsync.Read()), "read 59m24s"},
-			{dsync.Do(t.Context(), readers, "x", mode(), dsync.Write()), "write 30s"}, // the last one counts
+			{dsync.Do(t.Context(), readers, "x", mode(), dsync.Write()), "write 30s"}, // the last mode counts
 		} {
 			if got := strings.TrimSpace(tt.err.Error()); got != tt.want {
 				t.Errorf("held in mode %q, want %q", got, tt.want)
@@ -51,7 +51,7 @@ func TestWith(t *testing.T) {
 		for _, again := range []dsync.Locker{writers, c, c.NewOwner(), readers} {
 			_, err := dsync.LockOn(t.Context(), dsync.Target{Locker: readers, Names: []string{"x"}}, dsync.Target{Locker: again, Names: []string{"y", "x"}})
 			if err == nil || !strings.Contains(err.Error(), "twice") {
-				t.Errorf("error %v for a name that is given twice on one client", err)
+				t.Errorf("error %v for a name that is passed twice on one client", err)
 			}
 		}
 	})

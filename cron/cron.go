@@ -42,7 +42,7 @@ type Job struct {
 
 	// Run does the work. Its context ends with the context of Loop or Once, and
 	// when the lock is lost. Two runs never overlap. A run that takes longer
-	// than Every delays the next one by up to a quarter of a period, or causes
+	// than Every delays the next run by up to a quarter of a period, or causes
 	// it to be missed.
 	Run func(ctx context.Context, at time.Time) error
 
@@ -71,7 +71,7 @@ type Result struct {
 	// Err is the error of Run, or the reason why the period was missed. It
 	// matches dsync.ErrLocked if the previous run has not ended, and
 	// dsync.ErrUnavailable or dsync.ErrUnknown if the backend did not answer.
-	// If the lock was lost in the middle of a run, it matches dsync.ErrLost.
+	// If the lock was lost in the middle of a run, Err matches dsync.ErrLost.
 	Err error
 
 	// Took is the duration of the call to Run. If it is longer than Job.Every,
@@ -122,8 +122,8 @@ func (j *Job) period(ctx context.Context, at time.Time) (*dsync.Lease, error) {
 
 // Loop runs the job in this process whenever a period begins that no other
 // process has claimed. It returns when ctx is done and the last run has
-// returned. It returns the error of ctx, or an immediate error if the job
-// cannot work. Loop skips periods that begin during a call to Run.
+// returned. It returns the error of ctx. If the job cannot work, it returns an
+// error immediately. Loop skips periods that begin during a call to Run.
 func (j *Job) Loop(ctx context.Context) error {
 	err := j.check()
 	if err == nil {
@@ -145,9 +145,9 @@ func (j *Job) Loop(ctx context.Context) error {
 	}
 }
 
-// Once runs the job if no other process has the period that begins at the time
-// at, and returns the outcome. All processes pass the same at: the time for
-// which the run was scheduled, not the time of the call.
+// Once runs the job if no other process has claimed the period that begins at
+// the time at. It returns the outcome. All processes pass the same at: the
+// scheduled time of the run, not the time of the call.
 func (j *Job) Once(ctx context.Context, at time.Time) Result {
 	r := j.once(ctx, at)
 	r.At = at
@@ -174,7 +174,7 @@ func (j *Job) once(ctx context.Context, at time.Time) Result {
 	err = dsync.Do(ctx, j.Locker, j.Name, func(ctx context.Context) error {
 		began := time.Now()
 		defer func() { took = time.Since(began) }()
-		if time.Since(at) >= j.Every { // this machine stood still after claim
+		if time.Since(at) >= j.Every { // this machine was suspended after claim
 			return errLate
 		}
 		return j.Run(ctx, at)

@@ -25,7 +25,7 @@ type fleet struct {
 	results map[time.Time][]Result
 }
 
-// start starts a process whose clock lags, and returns its driver.
+// start starts a process whose clock lags and returns its driver.
 func (f *fleet) start(ctx context.Context, t *testing.T, behind time.Duration, run func(context.Context, time.Time) error) *memory.Driver {
 	d := f.server.NewDriver()
 	c, err := dsync.New(d, nil)
@@ -90,7 +90,7 @@ func TestEachPeriodRunsOnce(t *testing.T) {
 	})
 }
 
-// TestRunsDoNotOverlap has a run that takes two and a half periods.
+// TestRunsDoNotOverlap starts a run that takes two and a half periods.
 func TestRunsDoNotOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -99,7 +99,7 @@ func TestRunsDoNotOverlap(t *testing.T) {
 		var mu sync.Mutex
 		run := func(_ context.Context, at time.Time) error {
 			if !mu.TryLock() {
-				t.Error("two runs at once")
+				t.Error("two runs overlap")
 			} else {
 				defer mu.Unlock()
 			}
@@ -176,7 +176,7 @@ func TestLoop(t *testing.T) {
 	})
 }
 
-// TestJobsThatCannotWork expects an error of Loop at once.
+// TestJobsThatCannotWork expects Loop to fail immediately.
 func TestJobsThatCannotWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leaver, err := dsync.New(memory.New(nil), nil)

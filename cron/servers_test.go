@@ -106,9 +106,9 @@ func (s *services) next() service {
 	}
 }
 
-// TestFleetOnServers has three processes whose clocks are 150 ms apart. In turn
-// the process that runs the job is terminated, killed and suspended, and the
-// server is restarted in the middle of a period. Each period has one run.
+// TestFleetOnServers runs three processes whose clocks are 150 ms apart. In
+// turn the process that runs the job is terminated, killed and suspended, and
+// the server is restarted in the middle of a period. Each period has one run.
 func TestFleetOnServers(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) (*testenv.Server, string){
@@ -173,8 +173,8 @@ func (s *services) check(last string) {
 	}
 }
 
-// After a restart, etcd keeps the lock of a period for another whole TTL. Later
-// periods must not find it in their way.
+// After a restart, etcd keeps the lock of a period for a full TTL. It must not
+// block later periods.
 func TestRestartKeepsNoPeriodLocked(t *testing.T) {
 	t.Parallel()
 	server := testenv.Etcd(t)

@@ -50,7 +50,7 @@ func ExampleSQL_Enter() {
 		if err := guard.Postgres.Enter(ctx, db, "accounts/7", token); err != nil {
 			return err
 		}
-		var balance int64 // read behind Enter
+		var balance int64 // read after Enter
 		if err := db.QueryRowContext(ctx, "select balance from accounts where id = 7").Scan(&balance); err != nil {
 			return err
 		}
@@ -101,8 +101,8 @@ func ExampleToken() {
 	})
 }
 
-// This example has a holder that does not know yet that another client has the
-// lock.
+// In this example, the first holder does not know yet that another client holds
+// the lock.
 func ExampleMemory() {
 	ctx := context.Background()
 	backend := memory.NewServer(nil)
@@ -113,7 +113,7 @@ func ExampleMemory() {
 
 	var accounts guard.Memory
 	late, _ := first.Lock(ctx, "accounts/7")
-	backend.Expire("accounts/7") // as if the first had stood still for longer than its TTL
+	backend.Expire("accounts/7") // as if the first holder had been suspended for longer than its TTL
 	lease, _ := second.Lock(ctx, "accounts/7")
 
 	fmt.Println(accounts.Write("accounts/7", lease.Token()))

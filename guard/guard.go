@@ -8,8 +8,8 @@
 //	err = guard.Postgres.Write(ctx, tx, "accounts/7", lease.Token()) // in the transaction that writes
 //
 // [Postgres], [SQLite] and [MySQL] keep the tokens in a table of the database
-// that they protect, [Memory] in the process, and [Handler] checks them at the
-// entrance of an HTTP service.
+// that they protect. [Memory] keeps them in the process. [Handler] checks them
+// at the entrance of an HTTP service.
 //
 // # Present the token before you read what the decision depends on
 //
@@ -51,8 +51,8 @@
 // Each backend has its own scale: etcd tokens are revisions. redisson tokens
 // are microseconds since 1970, or a count from 1 with fence=redisson. If a
 // program moves to a backend with smaller tokens by only changing its URL, all
-// its writes are refused from then on, with both tokens in the text of the
-// error. Options.Floor, or floor= in the URL, raises the tokens of the new
+// its writes are refused from then on. The text of the error contains both
+// tokens. Options.Floor, or floor= in the URL, raises the tokens of the new
 // backend. `dsync migrate` prints a floor. Without a step-by-step migration use
 // the largest token in the table (select max(token) from dsync_guard). For the
 // same reason do not use memory:// in development with a database that

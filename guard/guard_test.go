@@ -50,7 +50,7 @@ func TestHandler(t *testing.T) {
 		{"first", with(7), http.StatusNoContent},
 		{"again", with(7), http.StatusNoContent},
 		{"late", with(6), http.StatusPreconditionFailed},
-		{"of a backend without tokens", with(0), http.StatusPreconditionFailed},
+		{"from a backend without tokens", with(0), http.StatusPreconditionFailed},
 		{"next", with(8), http.StatusNoContent},
 	} {
 		if status, text := ask(test.edit); status != test.status {

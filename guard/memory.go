@@ -10,11 +10,11 @@ type Memory struct {
 	tokens map[string]int64
 }
 
-// Write admits a write by the holder with the token, and keeps the token, or
-// returns ErrStale. If the write continues after Write has returned, another
-// write may begin in the meantime. So hold a mutex of the resource during both
-// the call and the write. Read the data that the write depends on after Write
-// has returned, under the same mutex.
+// Write admits a write by the holder whose token is token, and keeps the token.
+// It returns ErrStale if a later writer was admitted. If the write continues
+// after Write has returned, another write may begin in the meantime. So hold a
+// mutex of the resource during both the call and the write. Read the data that
+// the write depends on after Write has returned, under the same mutex.
 func (m *Memory) Write(name string, token uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -28,7 +28,7 @@ func (m *Memory) Write(name string, token uint64) error {
 	return nil
 }
 
-// Read admits a read by a holder in the mode Read with the token, or returns
+// Read admits a read by a holder in mode Read whose token is token. It returns
 // ErrStale if a later writer was admitted. Read does not keep the token.
 func (m *Memory) Read(name string, token uint64) error {
 	m.mu.Lock()

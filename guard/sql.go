@@ -21,8 +21,9 @@ import (
 // reads the data that its writes depend on, because data read earlier may be
 // stale. A value that was read before the transaction began requires a call to
 // Enter before that read. After an error, roll back the transaction. If the
-// database ends a transaction because of a conflict with another one, the error
-// is the database's and not ErrStale. As usual, retry the whole transaction.
+// database ends a transaction because of a conflict with another transaction,
+// the error is the database's and not ErrStale. As usual, retry the whole
+// transaction.
 type SQL struct{ dialect *dialect }
 
 // The databases: PostgreSQL 9.5 or later, SQLite 3.35 or later, MySQL 5.7 or
@@ -33,7 +34,7 @@ var (
 	MySQL    = SQL{&mysql}
 )
 
-// dialect contains the statements of a database. None of them relies on the
+// dialect contains the statements of a database. No statement relies on the
 // number of affected rows, which drivers count differently.
 type dialect struct {
 	write  string // stores the token if it is larger than the stored one, and returns the stored token
@@ -73,17 +74,17 @@ type Tx interface {
 	Commit() error
 }
 
-// Write admits a write to the resource called name, by the holder with the
-// token, and keeps the token. No other transaction passes Write for the name
+// Write admits a write to the resource called name, by the holder whose token
+// is token, and keeps the token. No other transaction passes Write for the name
 // before the transaction ends. Write returns ErrStale if a later holder has
 // written, and ErrNoToken if the token is 0.
 func (s SQL) Write(ctx context.Context, tx Tx, name string, token uint64) error {
 	return s.dialect.admitWrite(ctx, sqlTx{tx}, name, token)
 }
 
-// Read admits a read of the resource called name, by a holder in the mode Read
-// with the token. Read returns ErrStale if a later holder has written, and
-// ErrNoToken if the token is 0. Read does not store the token: a concurrent
+// Read admits a read of the resource called name, by a holder in mode Read
+// whose token is token. Read returns ErrStale if a later holder has written,
+// and ErrNoToken if the token is 0. Read does not store the token: a concurrent
 // reader with a smaller token must not be refused.
 //
 // Until it ends, the transaction sees no changes by later holders. They cannot
@@ -107,8 +108,8 @@ type DB interface {
 //
 // Each write afterwards still presents the token with Write, because the lock
 // may be lost in the meantime. Enter returns the errors of Write. It returns
-// the database's error if a conflict with another transaction ended its own.
-// The caller may then call Enter again.
+// the database's error if a conflict with another transaction ended the
+// transaction of Enter. The caller may then call Enter again.
 func (s SQL) Enter(ctx context.Context, db DB, name string, token uint64) error {
 	if err := check(name, token); err != nil {
 		return err
@@ -135,12 +136,12 @@ type PGX[Row interface{ Scan(...any) error }] interface {
 	Commit(ctx context.Context) error
 }
 
-// WritePGX is Postgres.Write for a pgx transaction.
+// WritePGX is like Postgres.Write, but for a pgx transaction.
 func WritePGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitWrite(ctx, pgxTx[Row]{tx}, name, token)
 }
 
-// ReadPGX is Postgres.Read for a pgx transaction.
+// ReadPGX is like Postgres.Read, but for a pgx transaction.
 func ReadPGX[Row interface{ Scan(...any) error }](ctx context.Context, tx PGX[Row], name string, token uint64) error {
 	return Postgres.dialect.admitRead(ctx, pgxTx[Row]{tx}, name, token)
 }
@@ -158,7 +159,7 @@ type PGXDB[Options, Tx any] interface {
 	BeginTx(ctx context.Context, o Options) (Tx, error)
 }
 
-// EnterPGX is Postgres.Enter for a connection or a pool from pgx.
+// EnterPGX is like Postgres.Enter, but for a connection or a pool from pgx.
 func EnterPGX[Options any, Tx PGXTx[Row], Row interface{ Scan(...any) error }](
 	ctx context.Context, db PGXDB[Options, Tx], name string, token uint64) error {
 	if err := check(name, token); err != nil {
@@ -206,7 +207,7 @@ func (d *dialect) admitRead(ctx context.Context, tx transaction, name string, to
 
 // transaction is the common part of the two kinds of transactions.
 type transaction interface {
-	// keep stores the larger of the token and the stored one, and returns it.
+	// keep stores the larger of the token and the stored one and returns it.
 	keep(ctx context.Context, d *dialect, name string, token uint64) (kept int64, err error)
 
 	// kept returns the stored token, or -1.

@@ -22,7 +22,7 @@ const statusClientClosedRequest = 499
 //
 // opts are the options of Locker.Lock. Without dsync.WaitAtMost a request waits
 // until its client leaves. A request that does not get the lock is answered
-// with 409 (Conflict) if another request has it, or with 503 (Service
+// with 409 (Conflict) if another request holds it, or with 503 (Service
 // Unavailable) and Retry-After if the backend does not answer. The reason for a
 // 503 is logged to slog.Default.
 func Serialize(l dsync.Locker, key func(*http.Request) string, next http.Handler, opts ...dsync.LockOption) http.Handler {
@@ -43,7 +43,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil:
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, dsync.ErrLocked):
-		http.Error(w, "another request works on this", http.StatusConflict)
+		http.Error(w, "another request is already working on this", http.StatusConflict)
 	default:
 		unavailable(w, r, err)
 	}

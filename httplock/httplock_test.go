@@ -39,7 +39,7 @@ func TestSerialize(t *testing.T) {
 		var inside atomic.Int32
 		h := Serialize(client, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 			if inside.Add(1) > 1 {
-				t.Error("two requests at once")
+				t.Error("two requests ran at the same time")
 			}
 			time.Sleep(time.Second)
 			inside.Add(-1)
@@ -80,7 +80,7 @@ func TestSerialize(t *testing.T) {
 	})
 }
 
-// memoryAnswers is Answers in memory.
+// memoryAnswers implements Answers in memory.
 type memoryAnswers struct {
 	mu     sync.Mutex
 	tokens guard.Memory
@@ -167,8 +167,8 @@ func TestIdempotent(t *testing.T) {
 	})
 }
 
-// TestIdempotentWithoutItsUnlock loses the answer to the Unlock. The client
-// still gets its answer.
+// TestIdempotentWithoutItsUnlock loses the backend's response to the Unlock.
+// The client still gets its answer.
 func TestIdempotentWithoutItsUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, backend := dsynctest.New(t, nil)

@@ -55,7 +55,7 @@ type Answers interface {
 // clients must not get each other's answers. opts are the options of
 // Locker.Lock, as in [Serialize].
 //
-// The answer of next is sent after it has been stored. Answers with the status
+// The answer from next is sent after it has been stored. Answers with status
 // 409, 425, 429, or 500 and above are not stored, so that the client can try
 // again. A request whose key was used for a different request is answered with
 // 422, and a key above 255 bytes with 400.

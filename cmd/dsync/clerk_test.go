@@ -71,7 +71,7 @@ func (c *clerk) run(ctx context.Context) error {
 	fmt.Println("ready")
 	workers := uint64(2)
 	if c.Speaks != "" {
-		workers = 1 // all holds of an etcd session are one
+		workers = 1 // the mutexes of one etcd session do not exclude each other
 	}
 	var work sync.WaitGroup
 	for i := range workers {

@@ -108,14 +108,14 @@ $(complete -p dsync | sed 's/.*-F \([^ ]*\).*/\1/') dsync mig dsync
 printf '%s\n' "${COMPREPLY[@]}"`
 	cmd := exec.CommandContext(t.Context(), "bash", "--norc", "-c", script)
 	cmd.Env = append(program.Env, "PATH="+dir+":"+os.Getenv("PATH"))
-	out, err := cmd.Output() // outside of a completion, bash says on standard error that compopt has no effect
+	out, err := cmd.Output() // outside of a completion, bash reports on standard error that compopt has no effect
 	if err != nil || strings.TrimSpace(string(out)) != "migrate" {
 		t.Errorf("%v: got %q, want migrate", err, out)
 	}
 }
 
-// acts are the commands that change something and report the result by their
-// exit status, and serve, whose pages are for browsers.
+// acts are serve, whose pages are for browsers, and the commands that change
+// something and report the result by their exit status.
 var acts = []string{"dsync", "run", "release", "serve", "help", "completion", "bash", "zsh", "fish", "powershell"}
 
 // TestCommands checks the properties that all commands share.
@@ -126,7 +126,7 @@ func TestCommands(t *testing.T) {
 			return
 		}
 		if !strings.HasPrefix(c.Example, "  ") || !strings.Contains(c.Example, "dsync") {
-			t.Errorf("%s: the help has no example, or one without an indent: %q", c.CommandPath(), c.Example)
+			t.Errorf("%s: the help has no example, or an example without an indent: %q", c.CommandPath(), c.Example)
 		}
 		if has, want := c.Flag("json") != nil, !slices.Contains(acts, c.Name()); has != want {
 			t.Errorf("%s: --json is %t, want %t", c.CommandPath(), has, want)

@@ -39,6 +39,6 @@ func TestDoctorLeavesNothing(t *testing.T) {
 		}
 	}
 	if interrupted == 0 {
-		t.Error("it was never interrupted")
+		t.Error("doctor was never interrupted")
 	}
 }

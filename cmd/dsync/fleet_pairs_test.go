@@ -30,8 +30,8 @@ var fleetPairs = []struct {
 	{"zookeeper to etcd", false, false, fromZooKeeper, toEtcd},
 }
 
-// server is a backend that can be killed and restarted without losing what it
-// has acknowledged.
+// server is a backend that can be killed and restarted without losing
+// acknowledged data.
 type server interface{ Restart() }
 
 // The users of an old backend: a program that uses only that backend, and a
@@ -63,8 +63,8 @@ type newPlace struct {
 	url string
 }
 
-// durable holds the arguments of a Redis that does not lose what it has
-// acknowledged.
+// durable holds the arguments of a Redis server that does not lose acknowledged
+// data.
 var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
 
 func fromRedis(scheme, speaks string) func(*testing.T) *oldPlace {

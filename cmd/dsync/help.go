@@ -28,8 +28,8 @@ func wrapHelp(c *cobra.Command, width int) {
 }
 
 // refill breaks a text into lines of the given width. Lines without an indent
-// form one paragraph. A list item and the following lines with the same indent
-// as its explanation form one, too.
+// form one paragraph. So do a list item and the following lines that have the
+// indent of its explanation.
 func refill(text string, width int) string {
 	var out strings.Builder
 	var paragraph []string

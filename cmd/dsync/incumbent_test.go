@@ -97,8 +97,8 @@ type mutexes struct {
 	session *concurrency.Session
 }
 
-// mutexTTL is the time for which a mutex certainly exists: two thirds of the
-// TTL of a session that is kept alive, minus the delays of a busy machine.
+// mutexTTL is how long a mutex is certain to exist: two thirds of the TTL of a
+// session that is kept alive, minus the delays on a busy machine.
 const mutexTTL = runbookTTL / 2
 
 func openMutexes(_ context.Context, raw string) (locks, error) {

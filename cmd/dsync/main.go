@@ -30,7 +30,7 @@ func main() {
 	runjob.Notify(interrupts, []os.Signal{os.Interrupt, syscall.SIGTERM})
 	go func() { // ends when the program ends
 		<-interrupts
-		signal.Stop(interrupts) // a second Ctrl-C ends the program at once
+		signal.Stop(interrupts) // a second Ctrl-C ends the program immediately
 		stop()
 	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))

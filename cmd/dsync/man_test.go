@@ -75,8 +75,8 @@ func everyCommand(c *cobra.Command, f func(*cobra.Command)) {
 
 var special = regexp.MustCompile("[\\\\`*_{}\\[\\]<>~|]")
 
-// asMarkdown returns the text of a help in the form that pages are made of:
-// what is indented stays as it is.
+// asMarkdown returns a help text in the form from which pages are made.
+// Indented text stays as it is.
 func asMarkdown(text string) string {
 	var out strings.Builder
 	indented := false

@@ -71,9 +71,9 @@ func TestStatusNamesForeignHolders(t *testing.T) {
 	r.Hold, r.Owner = "694d8f2b", "694d8f2b" // as etcdctl does, without an identity of dsync
 	drivertest.Acquire(t, drivertest.Open(t, p.from), r)
 	p.run("status", "x").want(cli.ExitUnfinished, "a program that only knows the old backend holds it: 694d8f2b\n")
-	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // not a half of that hold
+	drivertest.Acquire(t, drivertest.Open(t, p.to), drivertest.Request("x")) // no half of that hold
 	if n := p.status(cli.ExitUnfinished, "x").Names[0]; n.HeldOn != "old" {
-		t.Errorf("got %+v, want that it is held on the old backend", n)
+		t.Errorf("got %+v, want a hold on the old backend", n)
 	}
 }
 
@@ -165,15 +165,15 @@ func TestStatusNamesAnIncumbent(t *testing.T) {
 func TestStatusFor(t *testing.T) {
 	for _, test := range []struct {
 		what  string
-		pause time.Duration // pause of a program on the old backend only, before each time that it locks x
+		pause time.Duration // of a program that uses only the old backend, before each lock of x
 		holds time.Duration
-		dual  bool // a program in phase dual repeatedly holds it for long
+		dual  bool // a program in phase dual repeatedly holds x for long
 		found bool
 	}{
 		{"now and then", 5 * time.Second, 3 * time.Second, false, true},
-		{"beside long holds", 0, 20 * time.Millisecond, true, true},
-		{"nobody is behind", time.Hour, 0, true, false},
-		{"nobody is there", time.Hour, 0, false, false},
+		{"alongside long holds", 0, 20 * time.Millisecond, true, true},
+		{"no client is behind", time.Hour, 0, true, false},
+		{"there is no client", time.Hour, 0, false, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := inMemory(t)
@@ -307,7 +307,7 @@ func TestSealWaitsInTheQueue(t *testing.T) {
 		p.ctx = t.Context()
 		p.run("seal", "soon", "late", "idle", "--wait", "1m").want(cli.ExitUnfinished, "sealed: 2;", "held by a client: 1", "held: late")
 		if took := time.Since(begun); took < time.Minute {
-			t.Errorf("it waited for %v, want a minute", took)
+			t.Errorf("seal waited for %v, want a minute", took)
 		}
 	})
 }
@@ -391,7 +391,7 @@ func TestRollbackTakesNamesBack(t *testing.T) {
 	p.run("rollback", "held").want(cli.ExitDone, "back: 1")
 	p.wantState("idle", "a", "b", "held", "c")
 	if got := drivertest.Token(drivertest.Acquire(t, drivertest.Open(t, p.from), drivertest.Request("held"))); got <= token {
-		t.Errorf("got token %d of the old backend after %d of the new one", got, token)
+		t.Errorf("got token %d from the old backend after %d from the new one", got, token)
 	}
 }
 
@@ -482,7 +482,7 @@ func TestGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); !errors.Is(err, migrate.ErrFinalized) || !strings.Contains(err.Error(), "`dsync migrate untie`") {
-		t.Errorf("phase old after finalize: got %v, want %v and what opens it again", err, migrate.ErrFinalized)
+		t.Errorf("phase old after finalize: got %v, want %v and the command that opens it again", err, migrate.ErrFinalized)
 	}
 	run("untie").want(cli.ExitDone)
 	if err := d.SetPhase(t.Context(), migrate.PhaseOld); err != nil {
@@ -687,7 +687,7 @@ func TestJSONOfAllCommands(t *testing.T) {
 			t.Fatalf("%s: %v in\n%s", r.args, err, r.out)
 		}
 		if text, failed := got["error"].(string); failed != (status != cli.ExitDone) || failed && "dsync: "+text+"\n" != r.errors {
-			t.Errorf("%s: got the error %q beside %q", r.args, text, r.errors)
+			t.Errorf("%s: got the error %q in the JSON, and %q on standard error", r.args, text, r.errors)
 		}
 		return got
 	}

@@ -151,7 +151,7 @@ func TestRelease(t *testing.T) {
 	select {
 	case <-lease.Done():
 	case <-time.After(drivertest.HangGuard):
-		t.Error("the holder was not told")
+		t.Error("the holder was not notified")
 	}
 	p.bare("release", "--url", url, "--yes", "x").want(cli.ExitUnfinished, "not held")
 	clitest.Lock(t, c, "x")

@@ -155,7 +155,7 @@ func TestPlanTellsOneFloor(t *testing.T) {
 	q.to += fmt.Sprintf("?floor=%d", 3*floor)
 	q.program(migrate.PhaseDual, "")
 	if got := plan(cli.ExitRefused).Floor; got != 3*floor {
-		t.Errorf("beside programs with the floor %d: got %d", 3*floor, got)
+		t.Errorf("alongside programs with the floor %d: got %d", 3*floor, got)
 	}
 	p.to = q.to
 	if got := plan(cli.ExitDone).Floor; got != 3*floor {

@@ -160,7 +160,7 @@ func checkInterrupted(t *testing.T, status int, sealed int64, stdout, stderr str
 		t.Fatalf("%v in\n%s", err, stdout)
 	}
 	if sealed < told || sealed > told+64 { // names in progress may be sealed without a response
-		t.Errorf("%d names are sealed, but it reported %d\n%s", sealed, told, stdout)
+		t.Errorf("%d names are sealed, but seal reported %d\n%s", sealed, told, stdout)
 	}
 }
 
@@ -216,6 +216,6 @@ func (s *service) subscribe(name string) (leave func()) {
 	testenv.Eventually(s.t, func() bool { return s.redis.SubscriberCount(channel) == 1 }, "the service waits")
 	return func() {
 		conn.Close()
-		testenv.Eventually(s.t, func() bool { return s.redis.SubscriberCount(channel) == 0 }, "the service waits no more")
+		testenv.Eventually(s.t, func() bool { return s.redis.SubscriberCount(channel) == 0 }, "the service no longer waits")
 	}
 }

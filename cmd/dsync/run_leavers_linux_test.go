@@ -62,7 +62,7 @@ func jobOf(t *testing.T, stubborn bool) (job string, pids func() []string) {
 	}
 }
 
-// startLeaver starts a `dsync run`, and returns when its job is running.
+// startLeaver starts a `dsync run` and returns when its job is running.
 func startLeaver(t *testing.T, command func(string) []string, stubborn bool, flags ...string) (c *command, isOver func() bool) {
 	t.Helper()
 	job, pids := jobOf(t, stubborn)
@@ -87,7 +87,7 @@ func guardOf(t *testing.T, c *command) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, task := range tasks { // each one has the children that it has started
+	for _, task := range tasks { // each thread lists the children that it has started
 		text, _ := os.ReadFile(task)
 		var pid int
 		if n, _ := fmt.Sscan(string(text), &pid); n == 1 {
@@ -134,7 +134,7 @@ func TestRunEndsWhatLeavesItsGroup(t *testing.T) {
 						if name == "dsync is killed" {
 							testenv.Eventually(t, isOver, "the guard kills the job")
 						} else if !isOver() {
-							t.Error("the job is left")
+							t.Error("the job still runs")
 						}
 					})
 				}
@@ -164,7 +164,7 @@ func TestRunEndsADaemon(t *testing.T) {
 		dsyncRun(t, "--url", inProcess, "--kill-after", "200ms", "x", "--", "sh", "-c",
 			"setsid "+job+" & while ! test -s "+filepath.Dir(job)+"/pids; do sleep 0.02; done; exit 5").is(5)
 		if alive(t, pids()[0]) {
-			t.Error("the job is left")
+			t.Error("the job still runs")
 		}
 	}
 }

@@ -162,7 +162,7 @@ func TestRunEnvironment(t *testing.T) {
 	}
 }
 
-// lines starts a `dsync run`, and returns a function that reads its output. Its
+// lines starts a `dsync run` and returns a function that reads its output. Its
 // command ends with the test.
 func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	t.Helper()
@@ -189,7 +189,8 @@ func lines(t *testing.T, args ...string) (c *command, next func() string) {
 	return c, next
 }
 
-// over waits for the end of a command of lines after all its lines were read.
+// over waits for the end of a command that lines started, after all its lines
+// have been read.
 func (c *command) over(want int) {
 	c.t.Helper()
 	guard := time.AfterFunc(trialGuard, func() { _ = c.Process.Kill() })
@@ -261,7 +262,7 @@ func TestRunEndsWhatItsCommandLeaves(t *testing.T) {
 			pid := next()
 			c.over(4)
 			if alive(t, pid) {
-				t.Error("a process of the group is left")
+				t.Error("a process of the group still runs")
 			}
 		})
 	}
@@ -282,12 +283,12 @@ func TestRunWithoutItsGuard(t *testing.T) {
 	}
 	c.over(cli.ExitBroken)
 	if alive(t, pid) {
-		t.Error("the command is left")
+		t.Error("the command still runs")
 	}
 }
 
 // TestRunWhileTheCommandIsStopped checks that the lock is kept and, in the long
-// form, renewed.
+// form of the test, renewed.
 func TestRunWhileTheCommandIsStopped(t *testing.T) {
 	t.Parallel()
 	ttl := testenv.Briefly("30s", "6s")

@@ -16,7 +16,7 @@ const (
 
 // attempt is one `dsync run` of a job.
 type attempt struct {
-	late, began, ended time.Duration // of the first attempt: until the end, from the time on its own clock
+	late, began, ended time.Duration // late: from the due time on the machine's own clock to the end of the attempt; began and ended: on the clock of the test
 	atLeast            time.Duration
 	ran                bool
 }
@@ -70,7 +70,7 @@ func TestRunOncePerPeriod(t *testing.T) {
 		}
 		if wasInTime = isInTime; !isInTime {
 			due, period = time.Since(start), period*2
-			t.Logf("too late: periods of %v", period)
+			t.Logf("an attempt was too late: the next periods last %v", period)
 		}
 	}
 	for i, a := range runs {

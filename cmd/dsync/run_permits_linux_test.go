@@ -51,20 +51,20 @@ func TestRunOfPermits(t *testing.T) {
 		t.Parallel()
 		dsyncRun(t, "--url", "redis-string://"+server.Addr, "--permits", "1/2", "z", "--", "echo", "ran").is(cli.ExitMisused, "no permits")
 	})
-	t.Run("so many in a time", func(t *testing.T) {
+	t.Run("a limit per period", func(t *testing.T) {
 		t.Parallel()
 		for range 2 {
 			run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitDone)
 		}
 		run(t, "--try --at-least 1m --permits 1/2 w -- true").is(cli.ExitLocked)
 	})
-	t.Run("at once", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
+	t.Run("concurrently", func(t *testing.T) { t.Parallel(); permitsAtOnce(t, server, url) })
 }
 
-// permitsAtOnce runs ten commands with one or two permits each, of three. Each
-// command appends its number of permits to a file, and at the end the number
-// that it releases. The sum of the first lines up to any line is the number
-// held at that moment.
+// permitsAtOnce runs ten commands that each acquire one or two of three
+// permits. Each command appends its number of permits to a file, and at the end
+// the number that it releases. The sum of the first lines up to any line is the
+// number held at that moment.
 func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	const limit, commands = 3, 10
 	dir := t.TempDir()
@@ -95,12 +95,12 @@ func permitsAtOnce(t *testing.T, server *testenv.RedisServer, url string) {
 	testenv.Eventually(t, func() bool {
 		held, _, _ := sum()
 		return held == limit && server.SubscriberCount("redisson_sc:{v}") >= commands-limit
-	}, "all permits are held, and the others wait")
+	}, "all permits are held, and the other commands wait")
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	all.Wait()
 	if held, most, lines := sum(); held != 0 || most > limit || lines != 2*commands {
-		t.Errorf("got %d permits at a time and %d lines, and %d permits were not given back; want at most %d, and %d lines", most, lines, held, limit, 2*commands)
+		t.Errorf("got %d permits at a time and %d lines, and %d permits were not released; want at most %d, and %d lines", most, lines, held, limit, 2*commands)
 	}
 }

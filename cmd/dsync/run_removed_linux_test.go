@@ -67,7 +67,7 @@ func TestRunLearnsOfARemoval(t *testing.T) {
 					t.Fatal(err)
 				}
 				began := time.Now()
-				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // reports where it is
+				stuck := time.AfterFunc(drivertest.HangGuard, func() { _ = c.Process.Signal(syscall.SIGABRT) }) // SIGABRT makes the process print its stacks
 				status := c.wait()
 				stuck.Stop()
 				if status != cli.ExitLost {

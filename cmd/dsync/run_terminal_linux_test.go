@@ -48,7 +48,7 @@ func (s *shell) types(keys string) {
 	}
 }
 
-// shows waits for a text, and returns the output since the last call. That may
+// shows waits for a text and returns the output since the last call. That may
 // include output shortly after the text.
 func (s *shell) shows(text string) (before string) {
 	s.t.Helper()

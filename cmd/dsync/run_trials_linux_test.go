@@ -24,13 +24,13 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var trials = flag.Int("trials", 0, "how many trials TestNoTwoCommands makes on each backend; 0: one of each mishap, only on Redis")
+var trials = flag.Int("trials", 0, "number of trials of TestNoTwoCommands on each backend; 0: one trial of each mishap, only on Redis")
 
 const (
 	trialTTL     = 3 * time.Second
 	trialTTLMost = time.Minute
 	packSize     = 5
-	packAlive    = 50 * time.Millisecond // observation time of the second pack beside the rest of the first
+	packAlive    = 50 * time.Millisecond // how long the second pack is observed alongside the rest of the first
 	trialGuard   = 2 * time.Minute       // no expectation
 )
 
@@ -55,7 +55,7 @@ var mishaps = []mishap{
 			tr.t.Errorf("force: %v", err)
 		}
 	}, always},
-	// A PostgreSQL server frees the locks of a dead process at once.
+	// A PostgreSQL server frees the locks of a dead process immediately.
 	{"killed", -1, func(tr *trial) { tr.signal(syscall.SIGKILL) }, func(backend string) bool { return backend == "pglock" }},
 	{"guard killed", cli.ExitBroken, func(tr *trial) {
 		guard, err := syscall.Getpgid(tr.leader("first"))
@@ -170,7 +170,7 @@ func (b *bed) tryAll(t *testing.T, m mishap, k kind, pack string, number int) {
 			voids, ttl = voids+1, ttl*2
 		}
 	}
-	t.Logf("%d trials, and %d void ones", number, voids)
+	t.Logf("%d trials, and %d void trials", number, voids)
 }
 
 var trialNames atomic.Int64
@@ -250,13 +250,13 @@ func (tr *trial) run() (void string) {
 // judge examines the first command after the second command has begun.
 func (tr *trial) judge(began time.Duration) {
 	if last, _ := tr.times("first"); last >= began {
-		tr.not("a process of the first command ran %v after the start of the second one", last-began)
+		tr.not("a process of the first command ran %v after the start of the second command", last-began)
 	}
 	if saw, err := os.ReadFile(filepath.Join(tr.dir, "second.saw")); err != nil || len(saw) > 0 {
-		tr.not("at its start the second command saw %q of the first one (%v)", saw, err)
+		tr.not("when it started, the second command saw %q from the first one (%v)", saw, err)
 	}
 	if left := tr.othersThan("second"); left != "" {
-		tr.not("processes %v of the first command are left", left)
+		tr.not("processes %v of the first command still exist", left)
 	}
 }
 
@@ -349,8 +349,8 @@ func (tr *trial) signal(s syscall.Signal) {
 	}
 }
 
-// await polls until the condition is true. It returns false if the command has
-// lost the lock before.
+// await polls until the condition is true. It returns false if the command
+// loses the lock first.
 func (tr *trial) await(c *command, so func() bool) bool {
 	tr.t.Helper()
 	for end := time.Now().Add(trialGuard); !so(); pause(tr.t.Context(), 5*time.Millisecond) {
@@ -403,8 +403,8 @@ func (tr *trial) files(label string) []string {
 	return files
 }
 
-// times returns when a process of a command last ran, and the longest time for
-// which one of them did not run.
+// times returns when a process of a command last ran, and the longest time that
+// one of them did not run.
 func (tr *trial) times(label string) (last, gap time.Duration) {
 	for _, file := range tr.files(label) {
 		b, err := os.ReadFile(file)

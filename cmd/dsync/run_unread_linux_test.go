@@ -47,8 +47,8 @@ func fullPipe(t *testing.T) (w *os.File, drain func()) {
 	}
 }
 
-// unread starts a `dsync run` whose messages are not read, and returns the
-// first line of its command.
+// unread starts a `dsync run` whose messages are not read and returns the first
+// line of its command.
 func unread(t *testing.T, args ...string) (c *command, line string, drain func()) {
 	t.Helper()
 	cmd, _, _ := testenv.Program(t, append([]string{"run"}, args...)...)

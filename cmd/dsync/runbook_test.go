@@ -28,11 +28,11 @@ import (
 var longFleet = flag.Bool("fleet", false, "run TestFleetOfSix on all pairs and with faults, which takes minutes")
 
 const (
-	runbookTTL  = 5 * time.Second // of the programs
+	runbookTTL  = 5 * time.Second // the TTL of the programs
 	fleetSize   = 6               // one of them uses only the old backend
-	fleetTries  = 60              // of a command while backends are killed and the slot of a frozen process lasts
+	fleetTries  = 60              // attempts of a command while backends are killed and the slot of a frozen process lasts
 	frozenClerk = 2
-	looksAtOne  = 5 // of a tool that must see a program each time
+	looksAtOne  = 5 // looks by a tool that must see a program each time
 
 	closedName = cli.Reserved + "closed"
 	targetName = cli.Reserved + "target"
@@ -286,7 +286,7 @@ func (s *fleet) sealed(names []string) (n int) {
 			_, is, err := sealer.Sealed(s.t.Context(), name)
 			sealed = is
 			return err == nil
-		}, "the old backend says whether a name is sealed")
+		}, "the old backend reports whether a name is sealed")
 		if sealed {
 			n++
 		}
@@ -351,7 +351,7 @@ func (s *fleet) thaw() {
 	p.Cont()
 	s.thawed()
 	if s.gated { // it lost its slot, and wants to be in phase old again
-		testenv.Eventually(s.t, func() bool { return s.run(append([]string{"status"}, s.gate()...)...).status == cli.ExitUnfinished }, "status sees who wants to be in phase old")
+		testenv.Eventually(s.t, func() bool { return s.run(append([]string{"status"}, s.gate()...)...).status == cli.ExitUnfinished }, "status shows the program that wants to be in phase old")
 		for range looksAtOne {
 			s.sees("wants old", "status")
 			s.sees("phase old", "finalize")

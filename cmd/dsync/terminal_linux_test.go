@@ -41,7 +41,7 @@ func TestProgressOnTerminal(t *testing.T) {
 		t.Errorf("got status %d, want %d", status, cli.ExitInterrupted)
 	}
 	if out := stdout.String(); strings.Contains(out, "/200)") || !strings.Contains(out, "not tried: ") {
-		t.Errorf("standard output: got %q, want what was done, and no progress bar", out)
+		t.Errorf("standard output: got %q, want a summary and no progress bar", out)
 	}
 }
 
@@ -68,13 +68,13 @@ func TestReleaseAsks(t *testing.T) {
 		t.Errorf("yes: got status %d", status)
 	}
 	if lease, err := clitest.Client(t, url).TryLock(t.Context(), "x"); err != nil {
-		t.Errorf("it is still held: %v", err)
+		t.Errorf("the lock is still held: %v", err)
 	} else if err := lease.Unlock(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// until reads the output until it contains text, and returns the output.
+// until reads the output until it contains text and returns the output.
 func until(t *testing.T, terminal *os.File, text string) string {
 	t.Helper()
 	var shown strings.Builder
@@ -82,7 +82,7 @@ func until(t *testing.T, terminal *os.File, text string) string {
 		n, err := terminal.Read(b)
 		shown.Write(b[:n])
 		if err != nil {
-			t.Fatalf("the program has ended (%v), and did not show %q but %q", err, text, shown.String())
+			t.Fatalf("the program ended (%v) before it printed %[2]q; its output is %[3]q", err, text, shown.String())
 		}
 	}
 	return shown.String()

@@ -1,9 +1,9 @@
 // Package asynqlock runs tasks of asynq under locks.
 //
 // [Middleware] locks a name that depends on the task, on any backend of dsync,
-// before the handler runs. Two tasks of the same name never run at once, on any
-// server. [Configure] makes asynq retry a task whose lock is held, or whose
-// backend is out of reach, without counting that as a failure.
+// before the handler runs. Two tasks of the same name never run at the same
+// time, on any server. [Configure] makes asynq retry a task whose lock is held,
+// or whose backend is out of reach, without counting that as a failure.
 //
 //	cfg := asynq.Config{Concurrency: 10}
 //	asynqlock.Configure(&cfg, 2*time.Second)
@@ -15,18 +15,19 @@
 //		return "accounts/" + p.Account, err
 //	}))
 //
-// The locker may be a client of redisson:// on the Redis of asynq. With
+// The locker may be a client of redisson:// on asynq's Redis server. With
 // dsync.With(client, dsync.Permits(1, 3)), up to three tasks of a name run at a
 // time.
 //
 // asynq.Unique prevents a second task from being queued. A lock prevents two
-// tasks from running at once. This includes a task that asynq has started again
-// because its timeout has passed, while its handler is still running.
+// tasks from running at the same time. This includes a task that asynq has
+// started again because its timeout has passed, while its handler is still
+// running.
 //
 // If the lock is lost, the context of the handler ends. The task then counts as
 // failed, even if the handler returns nil, and asynq runs it again. If only the
-// answer to the unlock is lost, the task is done, and its name may stay locked
-// for up to the TTL.
+// response to the unlock is lost, the task is done, and its name may stay
+// locked for up to the TTL.
 //
 // Waiting tasks have no order. A task that has no retries left waits for its
 // lock in the handler, because asynq would otherwise archive it. The task takes

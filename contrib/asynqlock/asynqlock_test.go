@@ -22,9 +22,9 @@ import (
 // name returns the payload of a task, the name of its lock.
 func name(t *asynq.Task) (string, error) { return string(t.Payload()), nil }
 
-// fleet starts processes, with asynq and dsync on one Redis, which handle tasks
-// with the given function. Errors that asynq takes for failures go to failed.
-// Each task that is put off calls putOff.
+// fleet starts processes, with asynq and dsync on one Redis server, which
+// handle tasks with the given function. Errors that asynq takes for failures go
+// to failed. Each task that is put off calls putOff.
 func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(error), putOff func()) (*asynq.Client, *dsync.Client) {
 	t.Helper()
 	server := testenv.Redis(t)
@@ -73,7 +73,7 @@ func fleet(t *testing.T, processes int, handle asynq.HandlerFunc, failed func(er
 	return client, locks
 }
 
-// enqueue adds a task, which may be retried as often as given.
+// enqueue adds a task, which may be retried the given number of times.
 func enqueue(t *testing.T, c *asynq.Client, key string, retries int) {
 	t.Helper()
 	if _, err := c.Enqueue(asynq.NewTask("charge", []byte(key)), asynq.MaxRetry(retries)); err != nil {
@@ -81,7 +81,7 @@ func enqueue(t *testing.T, c *asynq.Client, key string, retries int) {
 	}
 }
 
-// Half of the tasks may not be retried, and are done anyway. The first tasks
+// Half of the tasks must not be retried, but are done anyway. The first tasks
 // run until another task is put off.
 func TestOneTaskOfAnAccountAtATime(t *testing.T) {
 	const tasks = 16
@@ -90,7 +90,7 @@ func TestOneTaskOfAnAccountAtATime(t *testing.T) {
 	client, _ := fleet(t, 2, func(ctx context.Context, task *asynq.Task) error {
 		n := &working[task.Payload()[0]-'0']
 		if n.Add(1) != 1 {
-			t.Errorf("two tasks of account %s at once", task.Payload())
+			t.Errorf("two tasks of account %s ran at the same time", task.Payload())
 		}
 		<-waits
 		time.Sleep(10 * time.Millisecond) // the work
@@ -149,18 +149,18 @@ func TestMiddleware(t *testing.T) {
 	}{
 		{title: "success", key: "a", handle: success},
 		{title: "failure", key: "a", handle: func(context.Context) error { return failed }, want: failed},
-		{title: "a task that gives up", key: "a", handle: func(context.Context) error { return asynq.SkipRetry }, want: asynq.SkipRetry},
+		{title: "a task that gives up its retries", key: "a", handle: func(context.Context) error { return asynq.SkipRetry }, want: asynq.SkipRetry},
 		{title: "no name", handle: func(context.Context) error { return failed }, want: failed},
-		{title: "an unlock without an answer", key: "a", handle: success,
+		{title: "an unanswered unlock", key: "a", handle: success,
 			before: memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1}},
 		{title: "no backend", key: "a", handle: success, before: memory.Fault{Kind: memory.CutOff, Times: 1}, want: asynqlock.ErrHeld},
 		{title: "no answer", key: "a", handle: success, before: memory.Fault{Kind: memory.LoseAnswer, On: memory.Acquires, Times: 1}, want: asynqlock.ErrHeld},
-		{title: "a task that loses its backend", key: "a", handle: func(context.Context) error { return dsync.ErrUnavailable }, want: dsync.ErrUnavailable},
-		{title: "a lock of the task itself", key: "a", want: dsync.ErrLocked, handle: func(ctx context.Context) error {
+		{title: "a task whose own backend is unavailable", key: "a", handle: func(context.Context) error { return dsync.ErrUnavailable }, want: dsync.ErrUnavailable},
+		{title: "a held lock that the task itself requests", key: "a", want: dsync.ErrLocked, handle: func(ctx context.Context) error {
 			_, err := client.TryLock(ctx, "held")
 			return err
 		}},
-		{title: "a lock of another owner", key: "held", want: asynqlock.ErrHeld},
+		{title: "a lock that another owner holds", key: "held", want: asynqlock.ErrHeld},
 	} {
 		t.Run(test.title, func(t *testing.T) {
 			lease, err := other.Lock(t.Context(), "held")
@@ -182,13 +182,13 @@ func TestMiddleware(t *testing.T) {
 				t.Errorf("got %v, want %v", err, test.want)
 			}
 			if errors.Is(err, asynqlock.ErrHeld) != (test.want == asynqlock.ErrHeld) {
-				t.Errorf("%v: matches ErrHeld is wrong", err)
+				t.Errorf("%v: wrong match with ErrHeld", err)
 			}
 		})
 	}
 	unnamed := asynqlock.Middleware(client, func(*asynq.Task) (string, error) { return "", failed })
 	if err := unnamed(nil).ProcessTask(t.Context(), asynq.NewTask("charge", nil)); !errors.Is(err, failed) || !strings.Contains(err.Error(), `"charge"`) {
-		t.Errorf("without a name: got %v, want the error of the name, with the type of the task", err)
+		t.Errorf("without a name: got %v, want the error from name, with the type of the task", err)
 	}
 }
 
@@ -197,12 +197,12 @@ func TestConfigure(t *testing.T) {
 	asynqlock.Configure(&cfg, time.Minute)
 	failed := errors.New("failed")
 	if cfg.IsFailure(asynqlock.ErrHeld) || !cfg.IsFailure(failed) || cfg.ErrorHandler != nil {
-		t.Error("Configure: a held lock is a failure, or another error is none, or there is an ErrorHandler")
+		t.Error("Configure: a held lock counts as a failure, another error does not, or ErrorHandler is set")
 	}
 	if d := cfg.RetryDelayFunc(3, asynqlock.ErrHeld, nil); d != time.Minute {
 		t.Errorf("retry after %v, want 1m", d)
 	}
 	if d := cfg.RetryDelayFunc(0, failed, nil); d <= 0 || d == time.Minute {
-		t.Errorf("retry of a failure after %v, want the default of asynq", d)
+		t.Errorf("retry of a failure after %v, want asynq's default", d)
 	}
 }

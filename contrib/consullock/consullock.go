@@ -1,4 +1,4 @@
-// Package consullock locks names in the key-value store of Consul, with package
+// Package consullock locks names in Consul's key-value store, with package
 // driver/cas.
 //
 // Clients observe expiry themselves, because Consul's responses do not contain
@@ -37,7 +37,7 @@ const (
 	// accepts 200 connections from an address.
 	maxWatches = 64
 
-	// watchFor is the time for which a request waits for a change.
+	// watchFor is how long a request waits for a change.
 	watchFor = 10 * time.Second
 )
 
@@ -91,8 +91,8 @@ func index(version string) uint64 {
 	return n
 }
 
-// apply carries out all the operations or none. Only the answer to a
-// transaction has the new index.
+// apply carries out all the operations or none. Only the response to a
+// transaction contains the new index.
 func (s *store) apply(ctx context.Context, ops ...*api.KVTxnOp) ([]*api.KVPair, error) {
 	ok, r, _, err := s.kv.Txn(ops, current(ctx))
 	if err == nil && !ok {

@@ -100,7 +100,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: Inspect: got %v, want %v", what, err, want)
 		}
 		if err != nil && strings.Contains(err.Error(), token) {
-			t.Errorf("%s: the error has the token", what)
+			t.Errorf("%s: the error contains the token", what)
 		}
 	}
 	check("no such token", "11112222-3333-4444-5555-666677778888", driver.ErrCredentials)
@@ -121,7 +121,7 @@ func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if len(u.Hosts) != 1 || prefix == "" {
-		return nil, errors.New("consullock URL: it is consullock://host:8500/prefix")
+		return nil, errors.New("consullock URL: want consullock://host:8500/prefix")
 	}
 	config := api.Config{Address: u.HostsWithPort("127.0.0.1", "8500")[0]}
 	if password != nil {

@@ -29,8 +29,7 @@ import (
 // dsync.
 type Locker struct {
 	Locker dsync.Locker
-	// minimum time for which the lock is held; 0 releases the lock when the job
-	// ends
+	// how long the lock is held at least; 0 releases the lock when the job ends
 	Keep time.Duration
 }
 

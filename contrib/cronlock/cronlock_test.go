@@ -75,7 +75,7 @@ func TestElector(t *testing.T) {
 			t.Cleanup(func() {
 				cancel()
 				if err := e.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-					t.Errorf("Wait: got %v, want none, or context.Canceled of a candidate", err)
+					t.Errorf("Wait: got %v, want no error, or context.Canceled from a candidate", err)
 				}
 				if e.IsLeader(context.Background()) == nil {
 					t.Error("a process leads after it has resigned")
@@ -90,7 +90,7 @@ func TestElector(t *testing.T) {
 		resign()
 		time.Sleep(5 * time.Minute)
 		if n := runs.Load(); n != 10 {
-			t.Errorf("%d runs in 10 minutes with a change of the leader, want 10", n)
+			t.Errorf("%d runs in 10 minutes with a change of leader, want 10", n)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func TestWrapper(t *testing.T) {
 		})
 		time.Sleep(10*time.Minute + 30*time.Second)
 		if runs, skipped := runs.Load(), skipped.Load(); runs != 10 || skipped != 20 {
-			t.Errorf("%d runs and %d skipped ones in 10 minutes, want 10 and 20", runs, skipped)
+			t.Errorf("%d runs and %d skipped runs in 10 minutes, want 10 and 20", runs, skipped)
 		}
 	})
 }

@@ -25,8 +25,8 @@ import (
 )
 
 // New returns a driver for a bucket, and creates the bucket if it does not
-// exist. Unlike other buckets, this one is read at the leader, because a
-// replica may lag behind.
+// exist. Unlike other buckets, this bucket is read only from the leader,
+// because a replica may lag behind.
 func New(ctx context.Context, js jetstream.JetStream, bucket string, replicas int, fenced bool) (*cas.Driver, error) {
 	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Replicas: replicas,
@@ -86,7 +86,7 @@ func revision(version string) uint64 {
 	return n
 }
 
-// sorted converts an error to one that package cas expects.
+// sorted converts an error to an error that package cas expects.
 func sorted(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrKeyExists):

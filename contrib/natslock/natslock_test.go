@@ -96,7 +96,7 @@ func openURL(ctx context.Context, c *driver.Config) (driver.Driver, error) {
 		return nil, err
 	}
 	if len(u.Hosts) == 0 || bucket == "" {
-		return nil, errors.New("natslock URL: it is natslock://host:4222/bucket")
+		return nil, errors.New("natslock URL: want natslock://host:4222/bucket")
 	}
 	hosts := u.HostsWithPort("127.0.0.1", "4222")
 	o := nats.Options{Servers: hosts, Timeout: 2 * time.Second, AllowReconnect: true, MaxReconnect: -1, ReconnectWait: 100 * time.Millisecond, ReconnectBufSize: nats.DefaultReconnectBufSize}

@@ -1,9 +1,9 @@
 // Package riverlock runs jobs of River under locks.
 //
-// A [Middleware] of a client, or of a worker, locks the name of a job before
-// the worker runs, on any backend of dsync. If another owner holds the lock, or
-// the backend is out of reach, River snoozes the job, so the job waits without
-// a worker and without losing an attempt. Locks of different jobs, and of other
+// A [Middleware] of a client or a worker locks a job's name before the worker
+// runs, on any backend of dsync. If another owner holds the lock, or the
+// backend is out of reach, River snoozes the job, so the job waits without a
+// worker and without losing an attempt. Locks of different jobs, and of other
 // programs that use dsync, exclude each other if they have the same name.
 //
 //	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -19,16 +19,16 @@
 // pgtable:// does.
 //
 // River's unique jobs prevent a second job from being inserted. A lock prevents
-// two jobs from running at once. This includes a job that River has rescued
-// because its first run takes too long, while that run is still active.
+// two jobs from running at the same time. This includes a job that River has
+// rescued because its first run takes too long, while that run is still active.
 //
 // If the lock is lost, the context of the job ends. The job then counts as
 // failed, even if the worker returns nil, and River runs it again. If only the
-// answer to the unlock is lost, the job is done, and its name may stay locked
+// response to the unlock is lost, the job is done, and its name may stay locked
 // for up to the TTL.
 //
 // Waiting jobs have no order. A job that is snoozed may be overtaken by later
-// ones.
+// jobs.
 package riverlock
 
 import (
@@ -57,9 +57,8 @@ type Middleware struct {
 	// no lock. Nil means Kind.
 	Name func(job *rivertype.JobRow) (string, error)
 
-	// Snooze is the time for which a job is postponed if it does not get its
-	// lock. The default is 5 s. River checks for snoozed jobs every few
-	// seconds.
+	// Snooze is how long a job is postponed if it does not get its lock. The
+	// default is 5 s. River checks for snoozed jobs every few seconds.
 	Snooze time.Duration
 }
 

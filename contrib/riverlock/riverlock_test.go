@@ -112,7 +112,7 @@ func TestOneJobOfAnAccountAtATime(t *testing.T) {
 	client, _, events := fleet(t, 2, func(_ context.Context, job *river.Job[charge]) error {
 		n := &working[job.Args.Account]
 		if n.Add(1) != 1 {
-			t.Errorf("two jobs of account %d at once", job.Args.Account)
+			t.Errorf("two jobs of account %d ran at the same time", job.Args.Account)
 		}
 		time.Sleep(30 * time.Millisecond) // the work
 		n.Add(-1)
@@ -168,7 +168,7 @@ func TestLostLock(t *testing.T) {
 	var kinds []river.EventKind
 	for {
 		e := <-events
-		if e.Kind == river.EventKindJobSnoozed { // the removal takes a moment to arrive
+		if e.Kind == river.EventKindJobSnoozed { // the notification of the removal takes a moment to arrive
 			continue
 		}
 		kinds = append(kinds, e.Kind)
@@ -196,12 +196,12 @@ func TestWork(t *testing.T) {
 	}{
 		{"success", func(context.Context) error { return nil }, nil, nil},
 		{"failure", func(context.Context) error { return failed }, nil, failed},
-		{"a snooze of the job itself", func(context.Context) error { return snoozed }, nil, snoozed},
-		{"an unlock without an answer", func(context.Context) error { return nil }, func() {
+		{"a job that snoozes itself", func(context.Context) error { return snoozed }, nil, snoozed},
+		{"an unanswered unlock", func(context.Context) error { return nil }, func() {
 			backend.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1})
 		}, nil},
-		{"a job that loses its backend", func(context.Context) error { return dsync.ErrUnavailable }, nil, dsync.ErrUnavailable},
-		{"a lock of the job itself", func(ctx context.Context) error {
+		{"a job whose own backend is unavailable", func(context.Context) error { return dsync.ErrUnavailable }, nil, dsync.ErrUnavailable},
+		{"a held lock that the job itself requests", func(ctx context.Context) error {
 			if _, err := other.Lock(ctx, "other"); err != nil {
 				t.Fatal(err)
 			}
@@ -228,7 +228,7 @@ func TestWork(t *testing.T) {
 	for _, fault := range []memory.Fault{{Kind: memory.CutOff, Times: 1}, {Kind: memory.LoseAnswer, On: memory.Acquires, Times: 1}} {
 		backend.Inject(fault)
 		if err := m.Work(t.Context(), job, nil); !errors.As(err, &snooze) || snooze.Duration != time.Second {
-			t.Errorf("without an answer of the backend (%v): got %v, want a snooze of 1s", fault.Kind, err)
+			t.Errorf("without an answer from the backend (%v): got %v, want a snooze of 1s", fault.Kind, err)
 		}
 		backend.Heal()
 	}
@@ -248,7 +248,7 @@ func TestWork(t *testing.T) {
 		}
 	}
 	if _, err := riverlock.Arg("empty")(job); err == nil || !strings.Contains(err.Error(), `the argument "empty" of job 0 of kind "charge" is empty`) {
-		t.Errorf("an empty argument: got %v, want an error that calls it empty", err)
+		t.Errorf("an empty argument: got %v, want an error that calls the argument empty", err)
 	}
 	m.Name = riverlock.Arg("missing")
 	if err := m.Work(t.Context(), job, nil); err == nil {

@@ -2,8 +2,8 @@
 
 // Package caslock is a worked example of a backend that can only replace a
 // value if it has not changed. It has no server clock, no sessions, and no
-// messages to waiters. Its store is a folder, for the processes of one machine.
-// Package cas turns it into a driver.
+// messages to waiters. Its store is a directory, for the processes of one
+// machine. Package cas turns it into a driver.
 package caslock
 
 import (
@@ -31,16 +31,16 @@ func init() {
 			return nil, err
 		}
 		if c.URL.User != nil || len(c.URL.Hosts) > 0 {
-			return nil, errors.New("caslock URL: a folder has no host, user or password, as in caslock:///var/lock/orders")
+			return nil, errors.New("caslock URL: a directory has no host, user or password, as in caslock:///var/lock/orders")
 		}
 		return cas.New(Folder(c.URL.Path), cas.Options{Name: "caslock", Poll: poll, NoTokens: !c.Fenced}), nil
 	})
 }
 
-// Folder is a cas.Store. Each name has two files. One contains the record,
-// which is replaced as a whole. The other is locked while the record is being
-// replaced. The version of a record is a hash of its value, because no two
-// values are equal.
+// Folder is a cas.Store in a directory. Each name has two files. One contains
+// the record, which is replaced as a whole. The other is locked while the
+// record is being replaced. The version of a record is a hash of its value,
+// because no two values are equal.
 type Folder string
 
 // Read implements cas.Store. It needs no lock, because a file is replaced as a

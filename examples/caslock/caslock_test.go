@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestConformance runs the suite on a folder, in real time and with other
+// TestConformance runs the suite on a directory, in real time and with other
 // processes.
 func TestConformance(t *testing.T) {
 	t.Parallel()

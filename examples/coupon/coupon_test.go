@@ -26,10 +26,10 @@ func checkSuccess(t *testing.T, buyers, coupons, status int, stdout, stderr stri
 	sold := min(buyers, coupons)
 	want := fmt.Sprintf("\nwith lock: issued=%d refused=%d remaining=%d\n", sold, buyers-sold, coupons-sold)
 	if status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
-		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
+		t.Errorf("got status %d, standard output %q, standard error %q; want 0, no standard error, and %q at the end", status, stdout, stderr, want)
 	}
 	if n := strings.Count(stdout, "with lock:"); n != 1 {
-		t.Errorf("the last line is there %d times, want once", n)
+		t.Errorf("the last line appears %d times, want once", n)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestExitStatus(t *testing.T) {
 				t.Errorf("exit status: got %d, want %d", status, test.status)
 			}
 			if !strings.Contains(stderr, test.stderr) || strings.Contains(stderr, testenv.PasswordMark) || test.stderr == "" && stderr != "" {
-				t.Errorf("standard error: got %q, want %q in it, and no password", stderr, test.stderr)
+				t.Errorf("standard error: got %q, want text with %q and without a password", stderr, test.stderr)
 			}
 			switch {
 			case test.status == 0 && test.stderr == "":
@@ -127,10 +127,10 @@ func checkOversold(t *testing.T, stdout string) {
 	var issued, refused, remaining int
 	last := stdout[strings.LastIndex(stdout, "\nwith lock: ")+1:]
 	if _, err := fmt.Sscanf(last, "with lock: issued=%d refused=%d remaining=%d\n", &issued, &refused, &remaining); err != nil {
-		t.Errorf("last line: got %q (%v), want what happened", last, err)
+		t.Errorf("last line: got %q (%v), want the result", last, err)
 	}
 	if issued <= 50 || issued+refused != 100 {
-		t.Errorf("last line: got %q, want more coupons issued than there were", last)
+		t.Errorf("last line: got %q, want more coupons issued than existed", last)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestREADME(t *testing.T) {
 	server := testenv.Redis(t)
 	commands := regexp.MustCompile(`(?m)^go run ./examples/coupon(.*)$`).FindAllStringSubmatch(string(readme), -1)
 	if len(commands) == 0 {
-		t.Error("there are no commands in it")
+		t.Error("the page contains no commands")
 	}
 	for _, command := range commands {
 		var stdout, stderr bytes.Buffer

@@ -1,8 +1,8 @@
 // Command coupon shows the purpose of a distributed lock. A shop has 50
-// coupons, and 100 buyers arrive at once. Each purchase reads the number of
-// coupons left, takes a moment, and writes that number minus one. The shop
-// opens twice, first without a lock and then with one. Only with the lock does
-// it issue exactly as many coupons as it had.
+// coupons, and 100 buyers arrive at the same time. Each purchase reads the
+// number of coupons left, takes a moment, and writes that number minus one. The
+// shop opens twice, first without a lock and then with one. Only with the lock
+// does it issue exactly as many coupons as it had.
 package main
 
 import (
@@ -27,7 +27,7 @@ const lockName = "coupons"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	if os.Getenv(childVariable) != "" {
 		os.Exit(child(ctx, os.Stdin, os.Stdout, os.Stderr))
 	}
@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.StringVar(&o.URL, "url", "memory://", "the backend that keeps the lock")
 	flags.DurationVar(&o.Connect, "connect", 5*time.Second, "how long to try to connect to it")
 	flags.DurationVar(&o.Moment, "moment", 5*time.Millisecond, "how long a purchase takes")
-	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers arrive at once")
+	flags.IntVar(&o.Buyers, "buyers", 100, "how many buyers arrive together")
 	flags.IntVar(&o.Coupons, "coupons", 50, "how many coupons there are")
 	flags.IntVar(&o.Procs, "procs", 1, "in how many processes the buyers run; 1 means only this one")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {

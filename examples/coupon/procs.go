@@ -52,7 +52,7 @@ func (j job) split(ctx context.Context, served func(shop.Tally)) (shop.Tally, er
 	}
 	for i := range j.Procs {
 		part := j
-		part.Buyers = (j.Buyers + i) / j.Procs // the parts add up to all
+		part.Buyers = (j.Buyers + i) / j.Procs // the parts add up to the whole
 		go func() {                            // ends when its process ends
 			t, err := part.delegate(ctx, meet, served)
 			if err != nil {
@@ -108,7 +108,7 @@ func (j job) delegate(ctx context.Context, meet func(), served func(shop.Tally))
 		return t, err
 	}
 	if n := t.Issued + t.Refused; n != j.Buyers {
-		return t, fmt.Errorf("it reported %d of %d buyers", n, j.Buyers)
+		return t, fmt.Errorf("the process reported %d of %d buyers", n, j.Buyers)
 	}
 	return t, nil
 }
@@ -147,7 +147,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go func() { // ends at the end of the input, so when this process ends at the latest
+		go func() { // ends at the end of the input, at the latest when this process ends
 			in.Scan()
 			cancel(errOrphan)
 		}()

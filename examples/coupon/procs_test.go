@@ -95,10 +95,10 @@ func TestProcsEndWithSignal(t *testing.T) {
 	_ = cmd.Wait()
 	status, text := cmd.ProcessState.ExitCode(), stderr.String()
 	if status != 1 || stdout.Len() > 0 || !strings.HasPrefix(text, "coupon: interrupted") {
-		t.Errorf("got status %d, standard output %q, standard error %q; want 1, nothing, and a word on it", status, stdout, text)
+		t.Errorf("got status %d, standard output %q, standard error %q; want 1, no output, and an error message", status, stdout, text)
 	}
 	if locked(server) {
-		t.Error("the lock is held, want it unlocked")
+		t.Error("the lock is held, want a free lock")
 	}
 	awaitNoClients(t, server)
 }
@@ -113,6 +113,6 @@ func TestProcsEndWithParent(t *testing.T) {
 	_ = cmd.Wait()
 	awaitNoClients(t, server)
 	if locked(server) {
-		t.Error("the lock is held, want it unlocked")
+		t.Error("the lock is held, want a free lock")
 	}
 }

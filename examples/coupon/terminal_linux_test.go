@@ -34,13 +34,13 @@ func (p *terminal) until(t *testing.T, text string) string {
 		n, err := p.Read(b)
 		shown.Write(b[:n])
 		if err != nil {
-			t.Fatalf("the program has ended (%v), and did not show %q but %q", err, text, shown.String())
+			t.Fatalf("the program ended (%v) before it printed %[2]q; its output is %[3]q", err, text, shown.String())
 		}
 	}
 	return shown.String()
 }
 
-// end waits for the end of the program, and returns its output until then.
+// end waits for the end of the program and returns its output until then.
 func (p *terminal) end(t *testing.T) (shown string, status int) {
 	t.Helper()
 	rest, _ := io.ReadAll(p) // ends with EIO when no process has the terminal open
@@ -55,7 +55,7 @@ func TestProgressOnTerminal(t *testing.T) {
 	shown, status := p.end(t)
 	checkSuccess(t, 25, 25, status, p.stdout.String(), "")
 	if last := shown[strings.LastIndex(strings.TrimSuffix(shown, "\r"), "\r")+1:]; strings.TrimSpace(last) != "" {
-		t.Errorf("what stays on the terminal: got %q, want nothing", last)
+		t.Errorf("left on the terminal: got %q, want nothing", last)
 	}
 }
 
@@ -75,10 +75,10 @@ func TestCtrlC(t *testing.T) {
 	}
 	shown, status := p.end(t)
 	if status != 1 || p.stdout.Len() > 0 || !strings.Contains(shown, "coupon: ") || !strings.Contains(shown, "interrupt") {
-		t.Errorf("got status %d, standard output %q, on the terminal %q; want 1, nothing, and a word on it", status, p.stdout, shown)
+		t.Errorf("got status %d, standard output %q, on the terminal %q; want 1, no output, and an error message", status, p.stdout, shown)
 	}
 	if locked(server) {
-		t.Error("the lock is held, want it unlocked")
+		t.Error("the lock is held, want a free lock")
 	}
 	awaitNoClients(t, server)
 }

@@ -1,8 +1,8 @@
 //go:build unix
 
-// Package filelock is a worked example of a driver: locks between the processes
-// of one machine, with flock(2) on files in a folder. For each name, a file
-// with the last fencing token remains.
+// Package filelock is a worked example of a driver. It locks names across the
+// processes of one machine, with flock(2) on files in a directory. For each
+// name, a file with the last fencing token remains.
 package filelock
 
 import (
@@ -28,7 +28,7 @@ func init() {
 			return nil, err
 		}
 		if c.URL.User != nil || len(c.URL.Hosts) > 0 || c.URL.Path == "" {
-			return nil, errors.New("filelock URL: it is filelock:///folder, without user or host")
+			return nil, errors.New("filelock URL: want filelock:///directory, without user or host")
 		}
 		return New(c.URL.Path, &Options{NoTokens: !c.Fenced}), nil
 	})
@@ -39,7 +39,7 @@ type Options struct {
 	NoTokens bool // leases have no fencing tokens, and none are stored: fenced=false
 }
 
-// Driver is a folder. It implements driver.Driver.
+// Driver locks files in a directory. It implements driver.Driver.
 type Driver struct {
 	dir    string
 	o      Options

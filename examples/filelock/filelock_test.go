@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 				return filelock.New(dir, nil), nil
 			}}
 			// The checks between processes also need a URL. A lock file is
-			// freed at once when its process dies.
+			// freed immediately when its process dies.
 			if strings.Contains(tb.Name(), "/url/") {
 				b.URL = "filelock://" + dir
 			}

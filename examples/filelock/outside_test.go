@@ -14,7 +14,7 @@ import (
 )
 
 // outside makes a module outside of the repository, like the module of a third
-// party, and returns its folder.
+// party, and returns its directory.
 func outside(t *testing.T, module string, files map[string]string) (dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -51,8 +51,8 @@ func goTest(t *testing.T, dir, run string) (out []byte, err error) {
 	return cmd.CombinedOutput()
 }
 
-// The driver also passes the suite in its own module: it uses no internals of
-// dsync.
+// The driver also passes the suite in its own module, because it uses no
+// internals of dsync.
 func TestConformanceOutsideOfTheRepository(t *testing.T) {
 	t.Parallel()
 	const here, there = "github.com/go-dsync/dsync/examples/filelock", "example.com/filelock"

@@ -12,7 +12,7 @@ import (
 
 // team starts nodes, either as processes or as clients in this process.
 type team interface {
-	// start returns at once. It calls say with the events of the node.
+	// start returns immediately. It calls say with the events of the node.
 	start(say func(event)) (member, error)
 
 	String() string
@@ -135,7 +135,7 @@ func (d *demo) run(ctx context.Context) error {
 	return d.pause(ctx, ways[2])
 }
 
-// end ends the leader, and starts a node in its place.
+// end ends the leader and starts a node in its place.
 func (d *demo) end(ctx context.Context, way string, strike func(member)) error {
 	d.leader.leaving = true
 	if _, err := d.strike(ctx, way, strike); err != nil {
@@ -173,7 +173,7 @@ func (d *demo) strike(ctx context.Context, way string, strike func(member)) (tim
 	return took, nil
 }
 
-// close ends all nodes, and returns when they are gone.
+// close ends all nodes and returns when they are gone.
 func (d *demo) close() (err error) {
 	close(d.closed)
 	for _, a := range d.actors {

@@ -23,7 +23,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var screenshot = flag.String("screenshot", "", "file to write the picture of a page to")
+var screenshot = flag.String("screenshot", "", "file for a screenshot of a page")
 
 func TestMain(m *testing.M) {
 	testenv.RunProgram(main, nodeVariable)
@@ -56,7 +56,7 @@ func TestLeader(t *testing.T) {
 				rest = rest[line[1]:]
 			}
 			if !regexp.MustCompile(`^  node \d, back after \S+s, ended term \d+: .*(lock lost|stale)`).MatchString(rest) {
-				t.Errorf("want the end of the term of the leader that stood still at the end of\n%s", stdout)
+				t.Errorf("want the end of the suspended leader's term at the end of\n%s", stdout)
 			}
 		})
 	}
@@ -115,7 +115,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("term %d after %d", d.term, before)
 	}
 	if picture := browser.Screenshot(); !bytes.HasPrefix(picture, []byte("\x89PNG")) {
-		t.Errorf("the screenshot of %d bytes is no PNG", len(picture))
+		t.Errorf("the screenshot of %d bytes is not a PNG", len(picture))
 	} else if *screenshot != "" {
 		if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 			t.Error(err)
@@ -140,11 +140,11 @@ func TestStoreRefusesALateLeader(t *testing.T) {
 		}
 	}
 	if p, err := c.read(t.Context()); err != nil || p.Term != 9 {
-		t.Errorf("the plan is %+v, %v; want that of term 9", p, err)
+		t.Errorf("the plan is %+v, %v; want the plan of term 9", p, err)
 	}
 }
 
-// TestCanceledWritesLeaveReadsAlone ends terms at the moment at which the store
+// TestCanceledWritesLeaveReadsAlone ends terms at the moment when the store
 // responds to the leader, while nodes follow the plan.
 func TestCanceledWritesLeaveReadsAlone(t *testing.T) {
 	t.Parallel()

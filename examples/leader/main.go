@@ -3,7 +3,7 @@
 // Command leader shows an elected leader and the ways in which its term can
 // end. One of three nodes leads and writes the plan. The other nodes observe
 // the leader, and all nodes show it live on a web page. The program ends the
-// leader in three ways, and prints the time until the next node leads.
+// leader in three ways and prints the time until the next node leads.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	if os.Getenv(nodeVariable) != "" {
 		os.Exit(nodeMain(ctx, os.Stdin, os.Stdout, os.Stderr))
 	}
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.BoolVar(&o.etcd, "etcd", false, "the nodes are processes, on an etcd that runs as long as the program")
 	flags.DurationVar(&o.ttl, "ttl", 2*time.Second, "the time after which a silent leader is replaced")
 	flags.BoolVar(&o.keep, "keep", false, "keep running at the end, until Ctrl-C, to show the pages")
-	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders together")
+	flags.DurationVar(&o.patience, "patience", time.Minute, "how long to wait for all leaders, in total")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {

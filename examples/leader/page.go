@@ -17,7 +17,7 @@ var pageHTML []byte
 type state struct {
 	Node   string // the owner of the page
 	Leader string // the URL of the leader's page; "" without a leader
-	Plan   plan   // the last one
+	Plan   plan   // the last plan
 }
 
 // page is the web page of a node. It shows a state, and each change of the

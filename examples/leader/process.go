@@ -54,7 +54,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends at the end of the input, so when this process ends at the latest
+	go func() { // ends at the end of the input, at the latest when this process ends
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
@@ -127,4 +127,4 @@ func (p *process) thaw()                  { p.signal(syscall.SIGCONT) }
 func (p *process) ended() <-chan struct{} { return p.done }
 func (p *process) err() error             { return p.why }
 
-func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error means that it has ended
+func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) } // an error means that the process has ended

@@ -63,7 +63,7 @@ type storeClient struct {
 }
 
 // newStoreClient uses each connection once. In net/http, if a request is
-// canceled just when its answer arrives, the next request on the same
+// canceled just when its response arrives, the next request on the same
 // connection can fail.
 func newStoreClient(url string) *storeClient {
 	return &storeClient{url: url, http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}

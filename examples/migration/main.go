@@ -28,7 +28,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	if os.Getenv(sellerVariable) != "" {
 		os.Exit(sellerMain(ctx, os.Stdin, os.Stdout, os.Stderr))
 	}

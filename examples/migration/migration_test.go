@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	testenv.NoLeaks(m)
 }
 
-// TestMigration follows the whole runbook. The Redis has a user with a
+// TestMigration follows the whole runbook. The Redis server has a user with a
 // password, which must not appear in any output.
 func TestMigration(t *testing.T) {
 	password := testenv.Password()
@@ -28,7 +28,7 @@ func TestMigration(t *testing.T) {
 	from, to := "redisson://mover:"+password+"@"+redis.Addr, "etcd://"+etcd.Addr+"/locks/"
 	status, stdout, stderr := testenv.Execute(t, "-from", from, "-to", to, "-patience", "2m")
 	if want := "\nwith lock: issued=50 refused=50 remaining=0\n"; status != 0 || stderr != "" || !strings.HasSuffix(stdout, want) {
-		t.Errorf("got status %d, standard output %q, standard error %q; want 0, nothing, and %q at the end", status, stdout, stderr, want)
+		t.Errorf("got status %d, standard output %q, standard error %q; want 0, no standard error, and %q at the end", status, stdout, stderr, want)
 	}
 	for _, want := range []string{"behind: coupons-", "floor=", "sealed: 3; sealed already: 0", "have moved (3), and tokens rise"} {
 		if !strings.Contains(stdout, want) {
@@ -118,7 +118,7 @@ func TestAuditFindsTwoHolders(t *testing.T) {
 		t.Error(err)
 	}
 	if !strings.Contains(found.Error(), "while the lock was held") {
-		t.Errorf("got %v, want that the stock changed", found)
+		t.Errorf("got %v, want an error about the changed stock", found)
 	}
 }
 
@@ -131,6 +131,6 @@ func TestAuditFindsFallingTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.audit(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprint("after ", 1<<62)) {
-		t.Errorf("got %v, want that the token fell", err)
+		t.Errorf("got %v, want an error about the falling token", err)
 	}
 }

@@ -121,13 +121,13 @@ func (r *runbook) phase(p string) string {
 func (r *runbook) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
 // run performs one step after the other. When all coupons are sold, the
-// remaining buyers arrive at once.
+// remaining buyers arrive together.
 func (r *runbook) run(ctx context.Context) (sale shop.Sale, err error) {
 	steps := r.steps()
 	come := 0
 	for i, s := range steps {
 		r.say("%d. %s", i+1, s.title)
-		share := (coupons + i) / len(steps) // the shares add up to all
+		share := (coupons + i) / len(steps) // the shares add up to the whole
 		if err := r.staff.sellDuring(ctx, share, s.take); err != nil {
 			return sale, fmt.Errorf("step %d: %w", i+1, err)
 		}

@@ -24,7 +24,7 @@ const sellerVariable = "MIGRATION_SELLER"
 // leave them.
 const connectLimit = 10 * time.Second
 
-var errOrphan = errors.New("the process that it sells for is gone")
+var errOrphan = errors.New("the seller's parent process is gone")
 
 // A seller reads its job and then words from its standard input. It reports on
 // its standard output when it is ready, and then the result for each buyer.
@@ -116,7 +116,7 @@ func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 		}
 	})
 	closed := make(chan struct{})
-	go func() { // ends at the end of the input, so when this process ends at the latest
+	go func() { // ends at the end of the input, at the latest when this process ends
 		defer close(closed)
 		for in.Scan() && in.Text() != wordClose {
 			inside.Go(func() {

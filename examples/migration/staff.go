@@ -121,7 +121,7 @@ func (w *worker) end() error {
 	select {
 	case <-w.ended:
 	case <-time.After(2 * connectLimit):
-		w.cmd.Process.Kill() // an error means that it has ended
+		w.cmd.Process.Kill() // an error means that the process has ended
 		<-w.ended
 	}
 	return w.err
@@ -143,7 +143,7 @@ func (s *staff) close(names ...string) error {
 	return nil
 }
 
-// sendHome ends all sellers at once.
+// sendHome ends all sellers immediately.
 func (s *staff) sendHome() (err error) {
 	s.mu.Lock()
 	team := s.team
@@ -202,7 +202,7 @@ func (s *staff) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// sell serves buyers who arrive at once.
+// sell serves buyers who arrive together.
 func (s *staff) sell(ctx context.Context, n int) error {
 	for range n {
 		s.admit()

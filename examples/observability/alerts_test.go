@@ -29,7 +29,7 @@ const (
 	scrapes     = 240 // an hour
 )
 
-// scraped is the data that Prometheus has of a program. For each series, it
+// scraped is the data that Prometheus has about a program. For each series, it
 // contains the value of each scrape, or "_" if there is none.
 type scraped map[string][]string
 
@@ -75,7 +75,7 @@ func (s scraped) add(n int, name string, m *dto.Metric, le string, value float64
 	s[name] = append(s[name], fmt.Sprint(value))
 }
 
-// hour returns the data that Prometheus has of a program that works for an
+// hour returns the data that Prometheus has about a program that works for an
 // hour, with an incident in the middle.
 func hour(t *testing.T, happens func(t *testing.T, c *dsync.Client, d *memory.Driver)) scraped {
 	t.Helper()
@@ -220,7 +220,7 @@ func (s scraped) check(t *testing.T, asks []ask) {
 	for name, values := range s {
 		series = append(series, map[string]string{"series": name, "values": strings.Join(values, " ")})
 	}
-	text, err := json.Marshal(map[string]any{ // YAML is a superset
+	text, err := json.Marshal(map[string]any{ // YAML is a superset of JSON
 		"rule_files": []string{rules}, "evaluation_interval": scrapeEvery.String(),
 		"tests": []any{map[string]any{"interval": scrapeEvery.String(), "input_series": series, "promql_expr_test": asks}},
 	})

@@ -25,7 +25,7 @@ import (
 // series are the names of the series that Prometheus gets, with their labels.
 type series map[string]map[string]bool
 
-// exported makes everything happen that dsync reports, and returns the data for
+// exported triggers everything that dsync reports and returns the data for
 // Prometheus.
 func exported(t *testing.T) series {
 	t.Helper()
@@ -85,13 +85,13 @@ func queries(t *testing.T) map[string]string {
 	all := map[string]string{}
 	for _, p := range dashboard.Panels {
 		if len(p.Targets) == 0 {
-			t.Errorf("panel %q asks for nothing", p.Title)
+			t.Errorf("panel %q has no query", p.Title)
 		}
 		for _, target := range p.Targets {
 			all[p.Title+" "+target.RefID] = target.Expr
 			for _, m := range regexp.MustCompile(`{{(\w*)}}`).FindAllStringSubmatch(target.LegendFormat, -1) {
 				if !regexp.MustCompile(`by \([^)]*\b` + m[1] + `\b`).MatchString(target.Expr) {
-					t.Errorf("%s: the legend names %s, by which the query does not sum", p.Title, m[1])
+					t.Errorf("%s: the legend names %s, but the query does not sum by it", p.Title, m[1])
 				}
 			}
 		}
@@ -150,7 +150,7 @@ func TestDashboard(t *testing.T) {
 	used := map[string]bool{}
 	for what, query := range queries(t) {
 		for _, wrong := range all.check(query) {
-			t.Errorf("%s: %s is not what Prometheus gets", what, wrong)
+			t.Errorf("%s: %s is not among the series that Prometheus gets", what, wrong)
 		}
 		for _, m := range selectorInQuery.FindAllStringSubmatch(query, -1) {
 			used[m[1]] = true

@@ -14,7 +14,7 @@ import (
 
 // opened is the code of docs/observability.md.
 func opened(ctx context.Context, url string, spans trace.TracerProvider, points metric.MeterProvider) (*dsync.Client, error) {
-	otel.SetTracerProvider(spans) // as for everything else in the program; before or after Open
+	otel.SetTracerProvider(spans) // the program's own providers, set before or after Open
 	otel.SetMeterProvider(points)
 
 	client, err := dsync.Open(ctx, url, &dsync.Options{

@@ -30,7 +30,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("observability", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.url, "url", "memory://", "the backend that keeps the lock")
-	flags.IntVar(&o.buyers, "buyers", 8, "how many buyers arrive at once")
+	flags.IntVar(&o.buyers, "buyers", 8, "how many buyers arrive together")
 	flags.IntVar(&o.coupons, "coupons", 5, "how many coupons there are")
 	flags.DurationVar(&o.moment, "moment", 5*time.Millisecond, "how long a purchase takes")
 	flags.DurationVar(&o.slowMoment, "slow", 50*time.Millisecond, "how long the purchase of the first buyer takes")

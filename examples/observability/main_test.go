@@ -79,7 +79,7 @@ func TestExports(t *testing.T) {
 	defer collector.Close()
 	out := program(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL}, "-buyers", "2")
 	if strings.Contains(out, "dsync.") {
-		t.Errorf("printed beside a collector:\n%s", out)
+		t.Errorf("printed despite a collector:\n%s", out)
 	}
 	for path, wants := range map[string][]string{
 		"/v1/traces":  {"coupon-shop", "purchase", "dsync.acquire", "dsync.unlock", "dsync.wait"},

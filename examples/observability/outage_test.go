@@ -50,8 +50,8 @@ func (l *lines) text() string {
 	return strings.Join(l.all, "")
 }
 
-// await waits for the first record with a text, and returns its number. Only
-// one goroutine may call it.
+// await waits for the first record with a text and returns its number. Only one
+// goroutine may call it.
 func (l *lines) await(t *testing.T, text string) int {
 	t.Helper()
 	guard := time.NewTimer(time.Minute)
@@ -144,7 +144,7 @@ func TestOutageOnRealBackends(t *testing.T) {
 				}
 				for _, log := range []*lines{held, waiting} {
 					if n := strings.Count(log.text(), `msg="dsync: backend `); n != 2 {
-						t.Errorf("%d records of one outage, want 2:\n%s", n, log.text())
+						t.Errorf("%d records for one outage, want 2:\n%s", n, log.text())
 					}
 				}
 			})

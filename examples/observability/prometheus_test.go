@@ -25,8 +25,8 @@ import (
 
 // TestAlertsInPrometheus lets a real Prometheus scrape a client whose backend
 // is a real Redis. The client works as usual, loses a lock, and then loses its
-// server. In the short form the rules do not wait for 30 s. TestAlerts covers
-// an hour of normal work.
+// server. In short mode the rules do not wait for 30 s. TestAlerts covers an
+// hour of normal work.
 func TestAlertsInPrometheus(t *testing.T) {
 	t.Parallel()
 	rules, err := os.ReadFile("../../docs/alerts.yml")
@@ -34,7 +34,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Count(string(rules), "for: 30s") != 1 {
-		t.Fatal("docs/alerts.yml has other times than this test knows")
+		t.Fatal("docs/alerts.yml does not have the times that this test expects")
 	}
 	file := filepath.Join(t.TempDir(), "alerts.yml")
 	text := strings.Replace(string(rules), "for: 30s", testenv.Briefly("for: 1s", "for: 30s"), 1)
@@ -79,7 +79,7 @@ func TestAlertsInPrometheus(t *testing.T) {
 	}()
 	for began := time.Now(); time.Since(began) < 7*time.Second; work(t, c) { // more than a TTL
 		if firing := server.Firing(); len(firing) > 0 {
-			t.Fatalf("alerts at normal work: %v", firing)
+			t.Fatalf("alerts during normal work: %v", firing)
 		}
 	}
 	resign()

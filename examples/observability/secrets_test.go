@@ -54,12 +54,12 @@ func TestNothingSecretIsReported(t *testing.T) {
 			exported := all.text(t)
 			for _, expected := range []string{"orders/42", "dsync.loss", "exception.message", "dsync.acquires"} {
 				if !strings.Contains(exported, expected) {
-					t.Errorf("%s is not among what is exported:\n%s", expected, exported)
+					t.Errorf("%s is missing from the exported data:\n%s", expected, exported)
 				}
 			}
 			for _, secret := range secrets {
 				if strings.Contains(exported, secret) {
-					t.Errorf("%q is in what is exported:\n%s", secret, exported)
+					t.Errorf("%q is in the exported data:\n%s", secret, exported)
 				}
 			}
 		})

@@ -47,7 +47,7 @@ func (s *shop) buy(ctx context.Context, buyer int) (sold bool, err error) {
 	return sold, err
 }
 
-// serve lets all buyers in at once and returns the number of buyers that got a
+// serve lets all buyers in together and returns the number of buyers that got a
 // coupon.
 func (s *shop) serve(ctx context.Context, buyers int) (sold int, err error) {
 	var mu sync.Mutex

@@ -18,7 +18,7 @@ func scoped(ctx context.Context, client *dsync.Client) error {
 func byHand(ctx context.Context, client *dsync.Client) error {
 	lease, err := client.Lock(ctx, "orders/42", dsync.WaitAtMost(10*time.Second))
 	if err != nil {
-		return err // ErrLocked: another owner had it to the end of the wait
+		return err // ErrLocked: another owner held it until the end of the wait
 	}
 	defer lease.Unlock(ctx) // also if ctx has ended
 	under, cancel := lease.Context(ctx)

@@ -14,7 +14,7 @@ import (
 )
 
 // UpdateBalance changes an account on behalf of the holder of the lock
-// "accounts/" + id. The database has the table of package guard.
+// "accounts/" + id. The database contains package guard's table.
 func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, change func(balance int64) int64) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -24,7 +24,7 @@ func UpdateBalance(ctx context.Context, db *sql.DB, id string, token uint64, cha
 	if err := guard.Postgres.Write(ctx, tx, "accounts/"+id, token); err != nil {
 		return err // guard.ErrStale: a later holder has presented its token
 	}
-	var balance int64 // read behind Write: an earlier holder has committed, or never will
+	var balance int64 // read after Write: an earlier holder has committed, or never will
 	if err := tx.QueryRowContext(ctx, `select balance from accounts where id = $1`, id).Scan(&balance); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func Charge(ctx context.Context, db *sql.DB, id string, token uint64,
 	if err := guard.Postgres.Enter(ctx, db, "accounts/"+id, token); err != nil {
 		return err
 	}
-	var balance int64 // read behind Enter
+	var balance int64 // read after Enter
 	if err := db.QueryRowContext(ctx, `select balance from accounts where id = $1`, id).Scan(&balance); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func UpdateObject(ctx context.Context, url string, token uint64, change func(old
 		if last, _ := strconv.ParseUint(old.header.Get(tokenHeader), 10, 64); last > token { // 0 where there is none
 			return fmt.Errorf("%w: %s was written with the token %d", guard.ErrStale, url, last)
 		}
-		header := http.Header{tokenHeader: {strconv.FormatUint(token, 10)}, "If-None-Match": {"*"}} // the object must not be there yet
+		header := http.Header{tokenHeader: {strconv.FormatUint(token, 10)}, "If-None-Match": {"*"}} // the object must not exist yet
 		if old.status == http.StatusOK {
 			header = http.Header{tokenHeader: header[tokenHeader], "If-Match": {old.header.Get("ETag")}}
 		}
@@ -71,7 +71,7 @@ func UpdateObject(ctx context.Context, url string, token uint64, change func(old
 		if err != nil || written.status != http.StatusPreconditionFailed {
 			return err
 		}
-	} // somebody has written in between
+	} // another client has written in between
 }
 
 const tokenHeader = "X-Amz-Meta-Dsync-Token"

@@ -56,8 +56,8 @@ func openGuarded(t *testing.T, pg *testenv.PostgresServer) *sql.DB {
 	return db
 }
 
-// pause runs next while a transaction with the token has done statement and not
-// committed, which it does when next waits for it.
+// pause runs next while a transaction with the token has executed statement but
+// not committed. The transaction commits when next waits for it.
 func pause(t *testing.T, db *sql.DB, name string, token uint64, statement string, next func() error) {
 	t.Helper()
 	tx, err := db.BeginTx(t.Context(), nil)
@@ -84,8 +84,8 @@ func pause(t *testing.T, db *sql.DB, name string, token uint64, statement string
 	}
 }
 
-// TestFencing has each recipe meet a holder that was paused just before its
-// commit, and then that holder's late writes.
+// TestFencing runs each recipe against a holder that is paused just before its
+// commit, and then against that holder's late writes.
 func TestFencing(t *testing.T) {
 	pg := testenv.Postgres(t)
 	client := open(t, pg.URL("pglock")+"?sslmode=disable")

@@ -21,8 +21,8 @@ func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Han
 		return errors.Join(err, client.Close(ctx))
 	case <-ctx.Done():
 	}
-	// First the work, while its locks are still renewed; then the client, which
-	// frees the locks of what was left undone.
+	// First end the work, while its locks are still renewed. Then close the
+	// client, which frees the locks of unfinished work.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	err := server.Shutdown(grace)

@@ -11,7 +11,7 @@ import (
 // call Migrate: the first does the work, and the others wait for it.
 func Migrate(ctx context.Context, l dsync.Locker, version func(context.Context) (int, error), steps []func(context.Context) error) error {
 	return dsync.Do(ctx, l, "schema", func(ctx context.Context) error {
-		done, err := version(ctx) // asked under the lock
+		done, err := version(ctx) // queried under the lock
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 	var said bytes.Buffer
 	s.cmd.Stdout, s.cmd.Stderr = &said, &said
 	if err := s.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%w (install it, or give the address of a running server)", err)
+		return nil, fmt.Errorf("%w (install the server, or give the address of a running server)", err)
 	}
 	go func() { // ends when the process ends
 		defer close(s.ended)
@@ -89,6 +89,6 @@ func start(ctx context.Context, addr, command string, args ...string) (*Server, 
 
 // Stop ends the server. It may be called several times.
 func (s *Server) Stop() {
-	s.cmd.Process.Kill() // an error means that it has ended
+	s.cmd.Process.Kill() // an error means that the process has ended
 	<-s.ended
 }

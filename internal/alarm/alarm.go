@@ -40,7 +40,7 @@ type slot[T any] struct {
 // At returns the time that the alarm was last set for.
 func (a *Alarm[T]) At() clock.Moment { return a.at }
 
-// Set sets an alarm, and returns the time at which the alarm comes. The alarm
+// Set sets an alarm and returns the time at which the alarm comes. The alarm
 // may already be set for another time, or in another Queue.
 func (q *Queue[T]) Set(a *Alarm[T], now, at clock.Moment) clock.Moment {
 	a.Stop()

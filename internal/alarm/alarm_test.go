@@ -51,7 +51,7 @@ func TestAlarmsAreNeverLate(t *testing.T) {
 		}
 		for _, s := range slices.Clone(q.heap) {
 			if !s.all.Empty() || s.at%grain != 0 {
-				t.Fatalf("seed %d: the slot at %d is left, empty: %v", seed, s.at, s.all.Empty())
+				t.Fatalf("seed %d: the slot at %d remains, empty: %v", seed, s.at, s.all.Empty())
 			}
 		}
 	}

@@ -20,8 +20,8 @@ type load struct {
 	renewal time.Duration // of server time for each lock in a renewal
 	pair    float64       // requests of a lock and its release
 	service time.Duration // of server time for a request
-	perConn float64       // bytes at the server for each process
-	perLock float64       // bytes at the server for each held lock
+	perConn float64       // bytes on the server for each process
+	perLock float64       // bytes on the server for each held lock
 }
 
 var loads = []load{
@@ -34,7 +34,7 @@ var loads = []load{
 const renewals = 10 * time.Second // a third of the TTL
 
 // total is the load of processes on the backend. Each process holds some locks
-// permanently, and acquires and releases others.
+// permanently and acquires and releases others.
 type total struct {
 	requests float64 // per second
 	busy     float64 // CPUs of the server

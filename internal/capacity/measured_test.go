@@ -8,7 +8,7 @@ import (
 )
 
 // within is the permitted difference between a simulated and a measured value:
-// a fifth of the measured one.
+// a fifth of the measured value.
 const within = 0.2
 
 // figure is a measured value with its simulated counterpart.
@@ -23,7 +23,7 @@ func (f figure) off() float64 { return f.simulated/f.measured - 1 }
 func (f figure) check(t *testing.T) {
 	t.Helper()
 	if math.IsNaN(f.off()) || math.Abs(f.off()) > within {
-		t.Errorf("%s, %s: the simulation has %.4g, measured was %.4g: %+.0f %%", f.row, f.column, f.simulated, f.measured, 100*f.off())
+		t.Errorf("%s, %s: the simulated value is %.4g, the measured value %.4g: %+.0f %%", f.row, f.column, f.simulated, f.measured, 100*f.off())
 	}
 }
 
@@ -73,13 +73,14 @@ func TestCrowdsNeedEachPart(t *testing.T) {
 		m := test.without()
 		f := figure{measured: test.measured, simulated: crowd(t, m, 0, test.n, 1, time.Millisecond, bout(test.n)).perSecond}
 		if math.Abs(f.off()) <= within {
-			t.Errorf("%s without %s, %d clients: %.4g is near the measured %.4g all the same", m.name, test.part, test.n, f.simulated, f.measured)
+			t.Errorf("%s without %s, %d clients: %.4g is near the measured %.4g anyway", m.name, test.part, test.n, f.simulated, f.measured)
 		}
 	}
 }
 
-// networks are the times in ms of a free lock with its release and of a
-// hand-over, for round trips of 0, 1, 2 and 5 ms, from docs/measured.md.
+// networks are times in ms from docs/measured.md, for round trips of 0, 1, 2
+// and 5 ms: the time of a free lock with its release, and the time of a
+// hand-over.
 var networks = []struct {
 	model          model
 	free, handOver [4]float64

@@ -20,20 +20,21 @@ type model struct {
 	// continues, in addition to half of latency.
 	event time.Duration
 
-	// extra is the number of requests that a waiter sends after the first one
-	// until it waits. looks is the number that it sends between its
-	// notification and its grant, only if more clients wait than unseen.
+	// extra is the number of requests that a waiter sends after its first
+	// request until it waits. looks is the number of requests that it sends
+	// between its notification and its grant, only if more clients wait than
+	// unseen.
 	extra, looks, unseen int
 
 	// perWaiter is the additional server time, for each waiting client, of a
-	// request that reads the queue. These requests are the first one, if
-	// asksQueue is set, and the reads. It is fitted.
+	// request that reads the queue. These requests are the waiter's first
+	// request, if asksQueue is set, and the reads. The value is fitted.
 	perWaiter time.Duration
 	asksQueue bool
 
 	// beside is the additional duration of a hand-over in a crowd. It is caused
 	// by the work of clients that are not involved, with one CPU for all of
-	// them. It is fitted.
+	// them. The value is fitted.
 	beside time.Duration
 
 	// alive is the interval at which a waiting client sends a request that

@@ -38,7 +38,7 @@ type Haunting interface{ ghost() *Ghost }
 
 // Policy contains the driver's decisions.
 type Policy[G Haunting] struct {
-	// Settle sends one request for some ghosts, and returns the ghosts that are
+	// Settle sends one request for some ghosts and returns the ghosts that are
 	// not permanently gone. Its requests end with the context of the driver's
 	// lifecycle. It may change the slice.
 	Settle func(ghosts []G) (left []G)
@@ -112,8 +112,8 @@ func (c *Cleaner[G]) Full() bool {
 	return len(c.ghosts)+c.settling >= c.policy.Max
 }
 
-// Finish returns when nothing is left, or when ctx is done, and returns the
-// number that is left. It is called once. It settles ghosts at once if their
+// Finish waits until no ghost is left, or ctx is done, and returns the number
+// of ghosts left. It is called once. It settles ghosts immediately if their
 // next request would come only after a long pause.
 func (c *Cleaner[G]) Finish(ctx context.Context) (left int) {
 	c.mu.Lock()
@@ -191,7 +191,7 @@ func (c *Cleaner[G]) due() (due []G, next time.Time, end bool) {
 	return due, next, false
 }
 
-// settle calls Settle once for each ghost, and puts back the ghosts that are
+// settle calls Settle once for each ghost and puts back the ghosts that are
 // left.
 func (c *Cleaner[G]) settle(ghosts []G) {
 	n := len(ghosts)

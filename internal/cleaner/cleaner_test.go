@@ -65,7 +65,7 @@ func TestGhostIsAskedForEverMoreSeldom(t *testing.T) {
 			want = append(want, want[len(want)-1]+pause)
 		}
 		if !slices.Equal(g.asked, want) {
-			t.Errorf("asked after %v, want %v", g.asked, want)
+			t.Errorf("requests after %v, want %v", g.asked, want)
 		}
 		if left := c.Left(); left != 0 {
 			t.Errorf("got %d left, want none", left)
@@ -74,7 +74,7 @@ func TestGhostIsAskedForEverMoreSeldom(t *testing.T) {
 		c.Add(again)
 		synctest.Wait()
 		if len(again.asked) != 1 || c.running {
-			t.Errorf("a ghost after the goroutine had ended: asked for %d times, running %t; want once, and that it has ended", len(again.asked), c.running)
+			t.Errorf("a ghost added after the goroutine ended: %d requests, running %t; want 1 request, and no running goroutine", len(again.asked), c.running)
 		}
 	})
 }
@@ -82,7 +82,7 @@ func TestGhostIsAskedForEverMoreSeldom(t *testing.T) {
 func TestBatchesAndCallsAreBounded(t *testing.T) {
 	s := &server{takes: time.Second}
 	bubble(t, Policy[*remnant]{Settle: s.settle, Batch: 4, Calls: 3}, func(t *testing.T, c *Cleaner[*remnant], _ *lifecycle.Lifecycle) {
-		c.mu.Lock() // so that they all arrive at once
+		c.mu.Lock() // so that they all arrive together
 		for range 40 {
 			g := &remnant{requests: 1}
 			g.Added = time.Now()
@@ -96,7 +96,7 @@ func TestBatchesAndCallsAreBounded(t *testing.T) {
 			t.Errorf("got %d left, want none", left)
 		}
 		if took := time.Since(begun); took != 4*time.Second {
-			t.Errorf("it took %v, want 4s: 11 calls, 3 at a time", took)
+			t.Errorf("Finish took %v, want 4s: 11 calls, 3 at a time", took)
 		}
 		if most := slices.Max(s.batches); most != 4 || s.most != 3 {
 			t.Errorf("got %d ghosts in a call and %d calls at a time, want 4 and 3", most, s.most)
@@ -144,7 +144,7 @@ func TestFinishEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if left := c.Finish(ctx); left != 2 {
-			t.Errorf("got %d left, want 2: a ghost and what is expected", left)
+			t.Errorf("got %d left, want 2: a ghost and an expected request", left)
 		}
 	})
 }
@@ -176,7 +176,7 @@ func TestPolicyForgets(t *testing.T) {
 		c.mu.Unlock()
 		slices.Sort(kept)
 		if want := []int{101, 102, 103, 104}; !slices.Equal(kept, want) {
-			t.Errorf("kept %v, want %v: those below 100 are given up first, the others never", kept, want)
+			t.Errorf("kept %v, want %v: ghosts below 100 are given up first, the others never", kept, want)
 		}
 		time.Sleep(2 * time.Hour)
 	})

@@ -36,7 +36,7 @@ const (
 type Clock struct {
 	Start time.Time
 	wall  int64 // Start on the wall clock, in nanoseconds
-	// the time for which the machine has slept so far; false if it is unknown
+	// how long the machine has slept so far; false if that is unknown
 	asleep func() (time.Duration, bool)
 
 	lead atomic.Int64 // lead of the wall clock over the monotonic one, as far as it is accounted for
@@ -136,8 +136,8 @@ func (c *Clock) merge(now Moment) {
 	c.sleeps = slices.Delete(c.sleeps, best, best+1)
 }
 
-// Missed returns the time for which the machine may have slept since a request
-// was sent, as far as noticed.
+// Missed returns how long the machine may have slept since a request was sent,
+// as far as noticed.
 func (c *Clock) Missed(since Moment) time.Duration {
 	if int64(since) > c.last.Load() {
 		return 0

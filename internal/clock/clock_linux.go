@@ -6,9 +6,9 @@ import (
 	"unsafe"
 )
 
-// asleep returns the time for which the machine has slept since its start.
-// CLOCK_BOOTTIME advances during a sleep and CLOCK_MONOTONIC does not. It
-// returns false if the kernel does not know this.
+// asleep returns how long the machine has slept since its start. CLOCK_BOOTTIME
+// advances during a sleep and CLOCK_MONOTONIC does not. It returns false if the
+// kernel does not know this.
 func asleep() (time.Duration, bool) {
 	const clockMonotonic, clockBoottime = 1, 7
 	best, slept := time.Duration(-1), time.Duration(0)

@@ -164,7 +164,7 @@ func Heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// HoldMany holds b.N different locks, and reports the cost of each in the
+// HoldMany holds b.N different locks and reports the cost of each in the
 // driver. The settled callback waits until everything has settled.
 func HoldMany(b *testing.B, d driver.Driver, settled func()) {
 	const warm = 100

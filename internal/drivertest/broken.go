@@ -29,7 +29,7 @@ func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 4*garbledCall)
 			defer cancel()
-			returns(t, "Open and what follows", func() {
+			returns(t, "Open and the calls after it", func() {
 				d, _, err := driver.Open(ctx, url)
 				if err != nil {
 					t.Logf("Open: %v", err)
@@ -57,7 +57,7 @@ func SurviveGarbled(t *testing.T, url string, rounds int, link *wire.Wire) {
 // calls return.
 func SurviveAnswers(t *testing.T, url string) {
 	const limit = 50 * time.Millisecond
-	returns(t, "Open and what follows", func() {
+	returns(t, "Open and the calls after it", func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*limit)
 		defer cancel()
 		d, _, err := driver.Open(ctx, url)

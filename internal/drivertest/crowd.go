@@ -32,7 +32,7 @@ func Fight[D driver.Driver](tb testing.TB, drivers []D, each int, request func()
 					return
 				}
 				if n := inside.Add(1); n > 1 {
-					tb.Errorf("%d drivers hold the lock at once", n)
+					tb.Errorf("%d drivers hold the lock at the same time", n)
 				}
 				time.Sleep(time.Millisecond)
 				inside.Add(-1)

@@ -70,7 +70,7 @@ func ObserverComesBack(t *testing.T, server string, url func(addr string) string
 			time.Sleep(observerAwayFor / 2)
 			select {
 			case owner := <-seen:
-				t.Fatalf("the observer has seen %q while it was cut off", owner)
+				t.Fatalf("the observer saw %q while it was cut off", owner)
 			default:
 			}
 			late := openClient(t, url(server))
@@ -79,9 +79,9 @@ func ObserverComesBack(t *testing.T, server string, url func(addr string) string
 			if owner := observed(t, late, election); owner != after.Owner() {
 				t.Fatalf("a new observer sees %q, want %q", owner, after.Owner())
 			}
-			t.Logf("a new observer knew after %v", time.Since(healed))
+			t.Logf("a new observer knew the leader after %v", time.Since(healed))
 			knows(after, observerKnowsIn)
-			t.Logf("the observer that returned knew after at most %v", time.Since(healed))
+			t.Logf("the observer that returned knew the leader after at most %v", time.Since(healed))
 		})
 	}
 }

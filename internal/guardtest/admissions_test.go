@@ -68,7 +68,7 @@ func admit(t *testing.T, write, read func(name string, token uint64) error) {
 		}
 	}
 	if err := write("a", math.MaxInt64+1); err == nil || !strings.Contains(err.Error(), "larger than a bigint") {
-		t.Errorf("a token that no database keeps: got error %v", err)
+		t.Errorf("a token that no database stores: got error %v", err)
 	}
 }
 

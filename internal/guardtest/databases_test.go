@@ -28,10 +28,11 @@ type database struct {
 	table string
 
 	levels   []level
-	conflict func(error) bool // whether an error means that another transaction caused the end of this one
+	conflict func(error) bool // whether an error means that another transaction caused the end of this transaction
 
-	// waiting queries the number of transactions that wait for another one. It
-	// is empty if transactions never wait and all conflicts are errors.
+	// waiting queries the number of transactions that wait for another
+	// transaction. It is empty if transactions never wait and all conflicts are
+	// errors.
 	waiting string
 }
 
@@ -39,7 +40,7 @@ type database struct {
 type level struct {
 	sql.IsolationLevel
 	conflicts bool // a conflicting transaction may be ended
-	locks     bool // no other transaction can write data that this one has read
+	locks     bool // no other transaction can write data that this transaction has read
 }
 
 // open contains the databases by name.

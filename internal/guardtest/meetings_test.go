@@ -44,7 +44,7 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 		}
 		begun = true
 		go func() { answer <- db.transact(ctx, level, second) }()
-		testenv.Eventually(t, func() bool { return len(answer) == 1 || db.waits(t) }, "the second waits, or has ended")
+		testenv.Eventually(t, func() bool { return len(answer) == 1 || db.waits(t) }, "the second transaction waits, or has ended")
 		return last(ctx, tx)
 	})
 	if !begun {
@@ -53,12 +53,12 @@ func (db *database) meet(t *testing.T, level sql.IsolationLevel, first, second, 
 	select {
 	case ofSecond = <-answer:
 	case <-time.After(time.Minute):
-		t.Fatal("the second has not ended")
+		t.Fatal("the second transaction has not ended")
 	}
 	return ofFirst, ofSecond
 }
 
-// waits reports whether a transaction is waiting for another one.
+// waits reports whether a transaction is waiting for another transaction.
 func (db *database) waits(t *testing.T) bool {
 	if db.waiting == "" {
 		return false
@@ -70,8 +70,8 @@ func (db *database) waits(t *testing.T) bool {
 	return n > 0
 }
 
-// expect checks the outcome of a transaction that met another one. A conflict
-// is not an ErrStale, and must not let the transaction pass.
+// expect checks the outcome of a transaction that met another transaction. A
+// conflict is not an ErrStale, and must not let the transaction pass.
 func (db *database) expect(t *testing.T, level level, got, want error) {
 	t.Helper()
 	switch {
@@ -100,8 +100,8 @@ func (db *database) onEach(t *testing.T, test func(t *testing.T, level level, wr
 	}
 }
 
-// writerMeetsWriter starts a writer before another one has ended. The second
-// sees the write of the first.
+// writerMeetsWriter starts a writer before another writer has ended. The second
+// writer sees the write of the first.
 func writerMeetsWriter(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what          string
@@ -110,7 +110,7 @@ func writerMeetsWriter(t *testing.T, db *database) {
 		want          error
 	}{
 		{"late", 4, 3, keep, guard.ErrStale},
-		{"late, the other does not write", 4, 3, undo, nil},
+		{"late, but the other does not write", 4, 3, undo, nil},
 		{"in time", 3, 4, keep, nil},
 		{"the same holder", 3, 3, keep, nil},
 	} {
@@ -153,7 +153,7 @@ func readerMeetsWriter(t *testing.T, db *database) {
 		want           error
 	}{
 		{"late", 4, 3, keep, guard.ErrStale},
-		{"late, the writer does not write", 4, 3, undo, nil},
+		{"late, but the writer does not write", 4, 3, undo, nil},
 		{"in time", 3, 4, keep, nil},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -191,7 +191,7 @@ func writerMeetsReader(t *testing.T, db *database) {
 	})
 }
 
-// snapshot reads the table in a transaction before another one writes.
+// snapshot reads the table in a transaction before another transaction writes.
 func snapshot(t *testing.T, db *database) {
 	for _, c := range []struct {
 		what         string
@@ -201,7 +201,7 @@ func snapshot(t *testing.T, db *database) {
 		t.Run(c.what, func(t *testing.T) {
 			db.onEach(t, func(t *testing.T, level level, written uint64) {
 				if level.locks {
-					return // the other one would wait for this one
+					return // the other transaction would wait for this one
 				}
 				err := db.transact(t.Context(), level.IsolationLevel, func(ctx context.Context, tx *sql.Tx) error {
 					if err := balance(ctx, tx, written); err != nil {
@@ -280,7 +280,7 @@ func (db *database) writeOnce(t *testing.T, level level, token uint64) error {
 		if errors.Is(err, guard.ErrStale) {
 			var kept uint64
 			if lookup := db.QueryRowContext(t.Context(), "select balance from account").Scan(&kept); lookup == nil && kept <= token {
-				t.Errorf("token %d was refused, and the last that was written is %d", token, kept)
+				t.Errorf("token %d was refused, and the last written token is %d", token, kept)
 			}
 		}
 		return err

@@ -46,7 +46,7 @@ func (l *Lifecycle) Open() context.Context { return l.open }
 func (l *Lifecycle) Context() context.Context { return l.life }
 
 // Enter counts a call until Leave is called. It fails with driver.ErrClosed
-// once Close was called.
+// after Close was called.
 func (l *Lifecycle) Enter() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +87,7 @@ func (l *Lifecycle) Go(f func()) bool {
 	return true
 }
 
-// Sleep waits, and reports whether neither ctx nor the context of Context ended
+// Sleep waits and reports whether neither ctx nor the context of Context ended
 // in the meantime.
 func (l *Lifecycle) Sleep(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
@@ -131,7 +131,7 @@ func WithCause(ctx context.Context, kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-// Close makes Enter fail from now on, and ends the context of Open. A second
+// Close makes Enter fail from now on and ends the context of Open. A second
 // Close returns driver.ErrClosed.
 func (l *Lifecycle) Close() error {
 	l.mu.Lock()
@@ -144,7 +144,7 @@ func (l *Lifecycle) Close() error {
 	return nil
 }
 
-// AwaitCalls waits for all calls, and returns the number of calls that had not
+// AwaitCalls waits for all calls and returns the number of calls that had not
 // ended when ctx ended. It is called once, after Close.
 func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	l.mu.Lock()
@@ -165,7 +165,7 @@ func (l *Lifecycle) AwaitCalls(ctx context.Context) int {
 	return l.calls
 }
 
-// End makes Go fail from now on, and ends the context of Context.
+// End makes Go fail from now on and ends the context of Context.
 func (l *Lifecycle) End() {
 	l.mu.Lock()
 	l.ended = true

@@ -26,7 +26,7 @@ func TestCallsAreWaitedFor(t *testing.T) {
 			t.Errorf("Close again: got %v, want ErrClosed", err)
 		}
 		if l.Open().Err() == nil || l.Context().Err() != nil {
-			t.Errorf("after Close: Open has %v, Context has %v, want that only the first has ended", l.Open().Err(), l.Context().Err())
+			t.Errorf("after Close: the context of Open has %v, Context has %v, want only the first ended", l.Open().Err(), l.Context().Err())
 		}
 		time.AfterFunc(time.Second, l.EnterLate)
 		time.AfterFunc(2*time.Second, l.Leave)
@@ -36,7 +36,7 @@ func TestCallsAreWaitedFor(t *testing.T) {
 			t.Errorf("got %d calls left, want none", left)
 		}
 		if took := time.Since(begun); took != 3*time.Second {
-			t.Errorf("it waited for %v, want until the last call had ended", took)
+			t.Errorf("AwaitCalls waited for %v, want 3s, until the last call ended", took)
 		}
 	})
 }
@@ -80,7 +80,7 @@ func TestGoroutinesEndLast(t *testing.T) {
 			t.Error("Wait did not wait")
 		}
 		if l.Go(func() {}) || l.Sleep(t.Context(), time.Hour) {
-			t.Error("Go or Sleep went on after End")
+			t.Error("Go or Sleep continued after End")
 		}
 	})
 }

@@ -4,7 +4,8 @@ package linked
 
 import "iter"
 
-// Links are the links of a T, for embedding. A T is in one List at a time.
+// Links holds the neighbors of a T. Embed it in T. A T is in one List at a
+// time.
 type Links[T any] struct{ previous, next *T }
 
 func (l *Links[T]) links() *Links[T] { return l }
@@ -56,7 +57,7 @@ func (l *List[T, P]) has(e P) bool { return e.links().previous != nil || l.first
 // Empty reports whether the list is empty.
 func (l *List[T, P]) Empty() bool { return l.first == nil }
 
-// First returns the element that has been in the list for longest, or nil.
+// First returns the element that has been in the list longest, or nil.
 func (l *List[T, P]) First() P { return l.first }
 
 // All yields all elements in order. The loop may remove the current element.

@@ -18,7 +18,7 @@ import (
 // rueidis.ClientOption.DialCtxFn.
 type Func = func(ctx context.Context, addr string, nd *net.Dialer, config *tls.Config) (net.Conn, error)
 
-// Dialer makes connections, and can break them later. All methods may be called
+// Dialer makes connections and can break them later. All methods may be called
 // concurrently.
 type Dialer struct {
 	dial     Func
@@ -56,8 +56,8 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 // Read implements net.Conn. A server that refuses a connection because it has
-// too many reports this before the first request. The library panics on an
-// answer without a request, so Read turns the answer into an error.
+// too many reports this before the first request. The library panics on a
+// response without a request, so Read turns the response into an error.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 && !c.asked.Load() {
@@ -113,7 +113,7 @@ func (d *Dialer) Dial(ctx context.Context, addr string, nd *net.Dialer, config *
 	return c, nil
 }
 
-// begin counts an attempt, and fails after End.
+// begin counts an attempt and fails after End.
 func (d *Dialer) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +143,8 @@ func (d *Dialer) Break() {
 	d.breakAll()
 }
 
-// End breaks every connection, and prevents new ones. It may be called again.
+// End breaks every connection and prevents new connections. It can be called
+// several times.
 func (d *Dialer) End() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -111,7 +111,7 @@ func TestEndBreaksConnectionsAndRefusesNewOnes(t *testing.T) {
 	}
 }
 
-// The server accepts the connection, and sends nothing that would start TLS.
+// The server accepts the connection and sends nothing that would start TLS.
 func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	s := newServer(t)
 	d := redisdial.New(nil)
@@ -129,7 +129,7 @@ func TestEndEndsAttemptsThatAreUnderWay(t *testing.T) {
 	awaitEnd(t, c)
 }
 
-// A dial function of the user may ignore its context, and may finish after End.
+// A dial function of the user may ignore its context and may finish after End.
 func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 	s := newServer(t)
 	begun, goOn := make(chan struct{}), make(chan struct{})
@@ -154,7 +154,8 @@ func TestEndClosesWhatIsMadeAfterIt(t *testing.T) {
 }
 
 // TestAnswerWithoutARequest connects to a server that has too many clients, and
-// reports this before the first request. The library would panic on the answer.
+// reports this before the first request. The library would panic on the
+// response.
 func TestAnswerWithoutARequest(t *testing.T) {
 	const answer = "-ERR max number of clients reached\r\n"
 	s := newServer(t)
@@ -180,7 +181,7 @@ func TestAnswerWithoutARequest(t *testing.T) {
 			t.Errorf("an answer to a request: got %q and %v", b[:n], err)
 		}
 		if !asks && (n != 0 || err == nil || !strings.Contains(err.Error(), "max number of clients")) {
-			t.Errorf("an answer without a request: got %q and %v, want an error that quotes it", b[:n], err)
+			t.Errorf("an answer without a request: got %q and %v, want an error that quotes the answer", b[:n], err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/redisdial"
 )
 
-// ErrAnswer reports an answer that no script returns.
+// ErrAnswer reports a response that no script returns.
 var ErrAnswer = errors.New("the server's answer is invalid")
 
 // unavailableCodes are the prefixes of the errors with which a server

@@ -75,7 +75,7 @@ func (f *Life[L, P]) Acquire(ctx context.Context, r *driver.Request, acquire fun
 	return nil, err
 }
 
-// BeginRelease removes a lease from the driver's leases, and begins a call that
+// BeginRelease removes a lease from the driver's leases and begins a call that
 // Close waits for, because Close must know the ghosts of the release.
 func (f *Life[L, P]) BeginRelease(l P) {
 	f.EnterLate()
@@ -125,7 +125,7 @@ const (
 	Wanted Phase = iota // not granted yet
 	Held
 	Ending  // Release was called, or the attempt was given up; the lease is never renewed again
-	Doubted // a request to release the hold was not answered
+	Doubted // a request to release the hold is unanswered
 	Removed // removed by the cleaner after a failed Release
 	Over    // the outcome is known
 )
@@ -161,8 +161,8 @@ func (h *Hold) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	return r, ok
 }
 
-// Term is the time for which a hold lasts. Its methods are called under the
-// mutex of the lease, except for Expires.
+// Term is the lifetime of a hold. Its methods are called under the mutex of the
+// lease, except for Expires.
 type Term struct {
 	expires  atomic.Int64
 	lasts    int64 // the end of the hold if every request to renew it is executed
@@ -211,9 +211,9 @@ func (t *Term) Begin(at int64, ttl time.Duration) (r Renewal, ok bool) {
 	return r, true
 }
 
-// Renewed handles the answer that a renewal was executed. Overlapping renewals
-// may have been executed in any order, and an unanswered renewal at any time,
-// so the shortest of them counts.
+// Renewed handles the response that a renewal was executed. Overlapping
+// renewals may have been executed in any order, and an unanswered renewal at
+// any time, so the shortest of them counts.
 func (t *Term) Renewed(r Renewal, now int64) error {
 	expires := t.Expires()
 	switch {
@@ -226,7 +226,7 @@ func (t *Term) Renewed(r Renewal, now int64) error {
 	return nil
 }
 
-// Answered ends a renewal with an answer, after Renewed.
+// Answered ends an answered renewal, after Renewed.
 func (t *Term) Answered(r Renewal) {
 	if r.ttl > 0 {
 		t.renewing--

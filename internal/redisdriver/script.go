@@ -69,7 +69,7 @@ var (
 // commandAt returns the commands in the line of a script that a server error
 // reports.
 func commandAt(text string) string {
-	const unknown = "a command of a script"
+	const unknown = "a command in a script"
 	script, known := texts[shaOfScript.FindString(text)]
 	place := placeInScript.FindStringSubmatch(text)
 	if !known || place == nil {

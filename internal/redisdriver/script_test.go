@@ -15,10 +15,10 @@ func TestCommandAt(t *testing.T) {
 		at(s.SHA, 2): "PTTL or GET",
 		at(s.SHA, 3): "PUBLISH or SPUBLISH",
 		"Error running script (call to f_" + s.SHA + "): @user_script:2: @user_script: 2: The user": "PTTL or GET",
-		at(s.SHA, 0):                          "a command of a script",
-		at(s.SHA, 9):                          "a command of a script",
-		at(strings.Repeat("0", 40), 1):        "a command of a script",
-		"The user executing the script can't": "a command of a script",
+		at(s.SHA, 0):                          "a command in a script",
+		at(s.SHA, 9):                          "a command in a script",
+		at(strings.Repeat("0", 40), 1):        "a command in a script",
+		"The user executing the script can't": "a command in a script",
 	} {
 		if got := commandAt(text); got != want {
 			t.Errorf("%s: got %q, want %q", text, got, want)

@@ -87,13 +87,13 @@ type link struct {
 }
 
 type channelState struct {
-	// the channel must be confirmed before the link replaces another one, which
-	// may have it
+	// the channel must be confirmed before the link replaces another link,
+	// which may have the channel
 	needed    bool
 	confirmed bool
 }
 
-// feed returns the feed for key, and starts one if there is none (mu).
+// feed returns the feed for key and starts one if there is none (mu).
 func (ln *Listener) feed(key feedKey) *feed {
 	f := ln.feeds[key]
 	if f == nil {
@@ -411,7 +411,7 @@ func (l *link) request(channel string, needed bool) {
 	}
 }
 
-// flush requests channels, and reports whether the link still works. A channel
+// flush requests channels and reports whether the link still works. A channel
 // that is refused together with others is requested again separately.
 func (l *link) flush(ctx context.Context) bool {
 	ln := l.feed.listener

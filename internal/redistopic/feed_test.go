@@ -67,14 +67,13 @@ func awaitWake(t *testing.T, topic *Topic, why string) {
 	select {
 	case <-topic.Wake:
 	case <-time.After(hangGuard):
-		t.Fatalf("no waiter asks, although %s", why)
+		t.Fatalf("no waiter sends a request, although %s", why)
 	}
 }
 
 // TestRefusals checks that the client library does not panic when the server
-// refuses commands.
-// When the server accepts commands again, messages arrive and unused channels
-// are left.
+// refuses commands. When the server accepts commands again, messages arrive and
+// the feed leaves unused channels.
 func TestRefusals(t *testing.T) {
 	for _, refusal := range []string{
 		"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -115,7 +114,7 @@ func testRefusal(t *testing.T, refusal, words string, resp2, sharded bool) {
 	testenv.Eventually(t, func() bool { return s.refused.Load() > before+1 }, "the server has refused requests")
 	s.refuse("", "")
 	awaitWake(t, late, "the server accepts subscriptions again")
-	testenv.Eventually(t, func() bool { return ln.Own("unused") == 0 && s.count("unused") == 0 }, "the unused channel is left")
+	testenv.Eventually(t, func() bool { return ln.Own("unused") == 0 && s.count("unused") == 0 }, "the feed leaves the unused channel")
 	for _, topic := range []*Topic{used, late} {
 		for len(topic.Wake) > 0 {
 			<-topic.Wake
@@ -185,8 +184,8 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	awaitWake(t, used, "the server has confirmed the subscription")
 	awaitWake(t, a, "the server has confirmed the subscription")
 	want("a", 1, 0)
-	a.LeaveForGood() // leaves the channel at once
-	testenv.Eventually(t, func() bool { return ln.Own("a") == 0 && s.SubscriberCount("a") == 0 }, "the unused channel is left")
+	a.LeaveForGood() // leaves the channel immediately
+	testenv.Eventually(t, func() bool { return ln.Own("a") == 0 && s.SubscriberCount("a") == 0 }, "the feed leaves the unused channel")
 	want("used", 1, 0)
 
 	b := ln.Join("b", 0)
@@ -195,14 +194,14 @@ func TestUnusedIsNoWaiter(t *testing.T) {
 	want("b", 1, 1)
 	again := ln.Join("b", 0)
 	if len(again.Wake) != 1 {
-		t.Error("a waiter for a channel that was not left yet does not ask at once")
+		t.Error("a waiter for a channel that was not left yet does not send a request immediately")
 	}
 	want("b", 1, 0)
 	again.LeaveForGood()
-	testenv.Eventually(t, func() bool { return s.SubscriberCount("b") == 0 }, "the unused channel is left")
+	testenv.Eventually(t, func() bool { return s.SubscriberCount("b") == 0 }, "the feed leaves the unused channel")
 
 	used.LeaveForGood()
-	testenv.Eventually(t, func() bool { return s.SubscriberCount("used") == 0 && ln.Idle() }, "the last channel is left")
+	testenv.Eventually(t, func() bool { return s.SubscriberCount("used") == 0 && ln.Idle() }, "the feed leaves the last channel")
 	last := ln.Join("last", 0)
 	awaitWake(t, last, "the server has confirmed the subscription")
 	last.LeaveForGood()
@@ -229,7 +228,7 @@ func TestUnusedChannelsAreBounded(t *testing.T) {
 	testenv.Eventually(t, func() bool { return ln.Own("used") == 0 }, "the connection is given up")
 	full.Store(false)
 	awaitWake(t, used, "messages may have been missed")
-	testenv.Eventually(t, func() bool { return ln.Own("unused0") == 0 && ln.Own("used") == 1 }, "the unused channels are left")
+	testenv.Eventually(t, func() bool { return ln.Own("unused0") == 0 && ln.Own("used") == 1 }, "the feed leaves the unused channels")
 }
 
 // TestStaleConnection: when the client uses another server, so does the feed,
@@ -249,7 +248,7 @@ func TestStaleConnection(t *testing.T) {
 	awaitWake(t, topic, "messages of the other server may have been missed")
 	servers[1].Do("PUBLISH", "x", "0")
 	awaitWake(t, topic, "there was a message")
-	testenv.Eventually(t, func() bool { return servers[0].SubscriberCount("x") == 0 }, "the old server is left")
+	testenv.Eventually(t, func() bool { return servers[0].SubscriberCount("x") == 0 }, "the feed leaves the old server")
 }
 
 // server implements enough of the protocol for subscriptions, and refuses

@@ -15,8 +15,8 @@ import (
 	"github.com/go-dsync/dsync/internal/lifecycle"
 )
 
-// lingerFor is the time for which a subscription outlives its last waiter, so
-// that a name with frequent waits does not need a new subscription each time.
+// lingerFor is how long a subscription outlives its last waiter, so that a name
+// with frequent waits does not need a new subscription each time.
 const lingerFor = 250 * time.Millisecond
 
 // Options are the driver's decisions.
@@ -167,7 +167,8 @@ func (h *hub) join(group int) *Topic {
 
 // Join adds a waiter to a group of a channel. Wake will hold a value once the
 // server has confirmed the subscription, because earlier events may have been
-// missed. If the server has already confirmed it, Wake holds a value at once.
+// missed. If the server has already confirmed it, Wake holds a value
+// immediately.
 func (ln *Listener) Join(channel string, group int) *Topic {
 	ln.mu.Lock()
 	defer ln.mu.Unlock()
@@ -241,8 +242,8 @@ func (ln *Listener) subscribe(h *hub) {
 // try, or got no clear answer, passes on the value.
 func (t *Topic) Leave(pass bool) { t.leave(pass, false) }
 
-// LeaveForGood is Leave for a channel that will have no more events. The
-// subscription does not linger.
+// LeaveForGood is like Leave, but for a channel that will have no more events.
+// The subscription does not linger.
 func (t *Topic) LeaveForGood() { t.leave(true, true) }
 
 func (t *Topic) leave(pass, forGood bool) {
@@ -263,7 +264,7 @@ func (t *Topic) leave(pass, forGood bool) {
 }
 
 // vacate records that a waiter has left a hub. A hub without waiters is
-// dropped. This happens at once if the channel has no more events, and
+// dropped. This happens immediately if the channel has no more events, and
 // otherwise in sweep (mu).
 func (ln *Listener) vacate(h *hub, forGood bool) {
 	if h.waiters--; h.waiters > 0 || ln.closed {
@@ -332,7 +333,7 @@ func (h *hub) poke() {
 	h.others()
 }
 
-// others wakes the waiters that are in no group, and calls the watches (mu).
+// others wakes the waiters that are in no group and calls the watches (mu).
 func (h *hub) others() {
 	for _, t := range h.each {
 		t.poke()

@@ -14,9 +14,9 @@ import (
 //
 // Each client counts the releases that it receives, since the first in the
 // queue is granted the name after each release. A client whose turn it is tries
-// at once. A client with n clients in front of it tries when n pauses, or fewer
-// if n is large, have passed without a message. So a dead client delays the
-// others by one pause.
+// immediately. A client with n clients in front of it tries when n pauses, or
+// fewer if n is large, have passed without a message. So a dead client delays
+// the others by one pause.
 //
 // A second kind of message reports how long the name will be held, and the last
 // ticket that was granted. It is sent after a grant out of turn, a refusal in
@@ -29,7 +29,7 @@ type Place struct {
 	Ticket  int64 // 0: the server keeps no queue
 	Granted int64 // the last ticket that was granted the name
 	Last    int64 // the last ticket that was given out
-	Free    bool  // the name is free, and another client is ahead of this one
+	Free    bool  // the name is free, and another client is ahead of this client
 }
 
 // before returns the number of clients ahead. It may be negative.
@@ -163,8 +163,8 @@ func (t *Topic) TakeTurn() (ticket int64, due, void bool) {
 	return u.place.Ticket, due, void
 }
 
-// Placed records the place that a refused waiter got, and the time for which
-// the name stays held (negative if unknown).
+// Placed records the place that a refused waiter got, and how long the name
+// stays held (negative if unknown).
 func (t *Topic) Placed(p Place, left time.Duration) {
 	ln := t.hub.listener
 	ln.mu.Lock()
@@ -237,7 +237,7 @@ func (t *Topic) held(left time.Duration, granted int64) {
 	t.scheduleTurn(left)
 }
 
-// takeBack revokes the turn of the topic, and reports whether it had the turn.
+// takeBack revokes the turn of the topic and reports whether it had the turn.
 func (t *Topic) takeBack() bool {
 	if !t.turn.due {
 		return false
@@ -246,7 +246,7 @@ func (t *Topic) takeBack() bool {
 	if !t.turn.owed {
 		select {
 		case <-t.Wake:
-		default: // a waiter has taken the value, and will find that the turn has passed
+		default: // a waiter has taken the value and will find that the turn has passed
 		}
 	}
 	return true
@@ -261,7 +261,7 @@ func (t *Topic) scheduleTurn(left time.Duration) {
 	t.scheduleIn(left + d)
 }
 
-// scheduleIn makes a waiter try after a time, or at once.
+// scheduleIn makes a waiter try after a time, or immediately.
 func (t *Topic) scheduleIn(d time.Duration) {
 	t.turn.begin = time.Now().Add(d)
 	if d > 0 {
@@ -271,8 +271,8 @@ func (t *Topic) scheduleIn(d time.Duration) {
 	}
 }
 
-// wakeInTurn makes a waiter try at once, and makes a waiter try again later if
-// none does.
+// wakeInTurn makes a waiter try immediately and makes a waiter try again later
+// if none does.
 func (t *Topic) wakeInTurn() {
 	t.turn.due = true
 	t.wake()
@@ -328,8 +328,8 @@ func (u *turn) delay() time.Duration {
 }
 
 // readHeld reads the message that the name is held. It contains the label of
-// the database, the time for which the name is held, and the last six digits of
-// the last granted ticket, as a negative number.
+// the database, how long the name is held, and the last six digits of the last
+// granted ticket, as a negative number.
 func readHeld(message string) (label int, left time.Duration, granted int64, ok bool) {
 	text, ok := strings.CutPrefix(message, heldMark)
 	if !ok {

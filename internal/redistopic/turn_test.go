@@ -24,7 +24,7 @@ func (t *Topic) behind() (clients int64, known bool) {
 }
 
 // heldMessage is the message that another client holds the name for an unknown
-// time, and of the last granted ticket.
+// time. It contains the last granted ticket.
 func heldMessage(granted int64) string {
 	const unknownLeft = 1_000_000 * time.Second
 	return fmt.Sprintf("%s%d%06d", heldMark, unknownLeft.Milliseconds(), granted%ticketsTold)
@@ -40,7 +40,7 @@ func locked(mu *sync.Mutex, f func()) {
 }
 
 func TestTurn(t *testing.T) {
-	const behind = 3 // clients in front
+	const behind = 3 // clients ahead
 	const calls = 10
 	refused := Place{Ticket: behind + 1, Last: behind + 1}
 	for _, test := range []struct {
@@ -49,24 +49,24 @@ func TestTurn(t *testing.T) {
 		// The waiter is woken within these bounds.
 		from, to time.Duration
 	}{
-		{"nothing is heard", func(*Topic) {}, longest, 5 * time.Second},
+		{"no message arrives", func(*Topic) {}, longest, 5 * time.Second},
 		{"a release", func(p *Topic) { p.hear(func() { p.released(true) }) }, behind * shortStep, behind * longStep},
-		{"a release for each client in front", func(p *Topic) {
+		{"a release for each client ahead", func(p *Topic) {
 			for range behind + 1 {
 				p.hear(func() { p.released(true) })
 			}
 		}, 0, 0},
-		{"a release, and who was granted the name before its turn", func(p *Topic) {
+		{"a release, and a message about a grant out of turn", func(p *Topic) {
 			p.hear(func() { p.released(true) })
 			p.hear(func() { p.held(time.Minute, behind) })
 		}, longest, 5 * time.Second},
 		{"the end of the hold without a release", func(p *Topic) { p.hear(func() { p.held(time.Second, behind) }) }, time.Second, 2 * time.Second},
-		{"a release after the server has refused, which is heard before the answer", func(p *Topic) {
+		{"a release after the server's refusal, received before the response", func(p *Topic) {
 			p.TakeTurn() // the waiter tries
 			p.hear(func() { p.released(true) })
 			p.Placed(refused, time.Minute)
 		}, behind * shortStep, behind * longStep},
-		{"a release and the next grant before the answer", func(p *Topic) {
+		{"a release and the next grant before the response", func(p *Topic) {
 			p.TakeTurn()
 			p.hear(func() { p.released(true) })
 			p.hear(func() { p.held(time.Minute, 1) })
@@ -81,7 +81,7 @@ func TestTurn(t *testing.T) {
 				p.Placed(Place{Ticket: refused.Ticket, Last: refused.Last, Free: true}, time.Millisecond)
 			}
 		}, 0, calls * shortStep},
-		{"a release before another waiter comes, and the last one has left", func(p *Topic) {
+		{"a release before another waiter comes, after the last waiter has left", func(p *Topic) {
 			p.hear(func() { p.released(true) })
 			p.Leave(false)
 			p.hear(func() { p.hub.join(0) })
@@ -124,7 +124,7 @@ func TestMessageOfALaterLine(t *testing.T) {
 				}
 			}
 			if releases > 4 { // the message may also be about the ticket's line
-				t.Errorf("%d us later: the waiter does not ask after %d releases", later, releases)
+				t.Errorf("%d us later: the waiter sends no request after %d releases", later, releases)
 			}
 			topic.hear(func() { topic.turn.timer.Stop() })
 		})
@@ -159,7 +159,7 @@ func TestLateMessages(t *testing.T) {
 				topic.hear(func() { topic.turn.timer.Stop() })
 			}
 			if asking != want || last != want {
-				t.Errorf("%d pauses after a release %d ask, the last of them is number %d in the queue; want the first %d", late, asking, last, want)
+				t.Errorf("%d pauses after a release, %d clients send requests, the last of them number %d in the queue; want the first %d", late, asking, last, want)
 			}
 		})
 	}
@@ -174,7 +174,7 @@ func TestNothingIsHeard(t *testing.T) {
 			start := time.Now()
 			<-topic.Wake
 			if took := time.Since(start); took < longest || took > 5*time.Second {
-				t.Errorf("the waiter with %d clients in front is woken after %v", before, took)
+				t.Errorf("the waiter with %d clients ahead is woken after %v", before, took)
 			}
 			topic.hear(func() { topic.turn.timer.Stop() })
 		}
@@ -192,9 +192,9 @@ func TestBehind(t *testing.T) {
 	}
 	want("not confirmed yet", behind, true)
 	topic.hear(func() { topic.hub.heard(heldMessage(behind), true) })
-	want("the one before was granted the name", 0, true)
+	want("the client ahead was granted the name", 0, true)
 	topic.hear(func() { topic.hub.heard(heldMessage(behind+7), true) })
-	want("others were granted the name, too", 0, true)
+	want("clients behind were granted the name, too", 0, true)
 	topic.Granted(time.Minute)
 	want("the ticket is used up", 0, false)
 	topic.hear(func() { topic.turn.timer.Stop() })
@@ -209,23 +209,23 @@ func TestMessagesOfDatabases(t *testing.T) {
 		own     int
 		message string
 		wakes   bool
-		left    time.Duration // for which the name is held, if the message is accepted and does not wake
+		left    time.Duration // how long the name is held, if the message is accepted and does not wake
 	}{
 		{own: 1, message: ReleaseMessage(1), wakes: true},
 		{own: 1, message: ReleaseMessage(2)},
 		{own: 2, message: ReleaseMessage(2), wakes: true},
 		{own: 2, message: ReleaseMessage(3)},
-		{own: 2, message: ReleaseMessage(1), wakes: true}, // perhaps of Java
+		{own: 2, message: ReleaseMessage(1), wakes: true}, // perhaps from Java
 		{own: 0, message: ReleaseMessage(2), wakes: true},
 		{own: 2, message: ReleaseMessage(0), wakes: true},
 		{own: 17, message: ReleaseMessage(17), wakes: true},
-		{own: 1, message: "1", wakes: true},   // of a read-write lock
+		{own: 1, message: "1", wakes: true},   // from a read-write lock
 		{own: 1, message: "100", wakes: true}, // permits
 		{own: 2, message: held(2, 1000), left: time.Second},
 		{own: 2, message: held(1, 1000)},
 		{own: 2, message: held(0, 1000), left: time.Second},
 		{own: 0, message: held(2, 1000), left: time.Second},
-		{own: 2, message: "-1000000000", left: time.Second}, // of an earlier version
+		{own: 2, message: "-1000000000", left: time.Second}, // from an earlier version
 		{own: lastLabel, message: held(lastLabel, 1000), left: time.Second},
 		{own: lastLabel, message: held(lastLabel-1, 1000)},
 		{own: lastLabel + 1, message: held(lastLabel+1, 1000), left: time.Second},

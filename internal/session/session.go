@@ -1,7 +1,7 @@
 // Package session is the common part of drivers whose locks are attached to
 // sessions with a server, such as ephemeral nodes or keys with a lease. It
-// manages the open sessions, their users and their end. The driver makes a
-// session at the server, keeps it alive and ends it.
+// manages the open sessions, their users and their end. The driver creates a
+// session on the server, keeps it alive and ends it.
 //
 // A driver embeds Frame in its session, implements Member, and makes a Pool:
 //
@@ -47,21 +47,22 @@ import (
 
 // Member is a driver's session: a pointer to a struct that embeds Frame.
 type Member interface {
-	// Start makes the session at the server, and calls Begin of its End. Start
+	// Start creates the session on the server and calls Begin of its End. Start
 	// is called once, on the goroutine of the frame. Board returns its error.
 	Start() error
 
-	// Tend does the work that is due, and returns the latest time at which it
+	// Tend does the work that is due and returns the latest time at which it
 	// must be called again. It is called on the goroutine of the frame, and
 	// must not block until after the End of the session.
 	Tend() time.Duration
 
-	// Lose removes the holds from a session that has died, accepts no more, and
-	// notifies their holders of the loss. A nil cause, which Close passes,
-	// notifies no holder. Lose is called once, by Die, before Over is closed.
+	// Lose removes the holds from a session that has died, accepts no more
+	// holds, and notifies their holders of the loss. A nil cause, which Close
+	// passes, notifies no holder. Lose is called once, by Die, before Over is
+	// closed.
 	Lose(cause error)
 
-	// Bury ends the session at the server, if the server can be reached. It is
+	// Bury ends the session on the server, if the server can be reached. It is
 	// called once, after Start has returned, on its own goroutine. A session
 	// whose Start has failed is buried too.
 	Bury()
@@ -72,7 +73,7 @@ type Member interface {
 // Policy defines how long sessions without users are kept and how many users a
 // session accepts. It must not change after the first Board.
 type Policy struct {
-	// Idle is the time for which a session without users is kept.
+	// Idle is how long a session without users is kept.
 	Idle time.Duration
 
 	// Usual, if not 0, is a TTL whose oldest session is kept even without
@@ -93,7 +94,7 @@ type Pool[S Member] struct {
 }
 
 // pool is the part of a Pool that its frames can access. Its mutex also guards
-// the frames, and is never held while a Member is called.
+// the frames and is never held while a Member is called.
 type pool struct {
 	Policy
 	life *lifecycle.Lifecycle
@@ -276,8 +277,7 @@ func (f *Frame) Look() {
 }
 
 // Retire lets no more users in. When the last user has left, the session dies,
-// because nothing else is certain to end the effects of a request without an
-// answer.
+// because nothing else is certain to end the effects of an unanswered request.
 func (f *Frame) Retire() {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()
@@ -377,7 +377,7 @@ func (e *End) Begin(at int64) { e.at.Store(at &^ 1) }
 // move when it has passed.
 func (e *End) At() int64 { return e.at.Load() &^ 1 }
 
-// Extend moves the end to a later time, and reports whether it had not passed.
+// Extend moves the end to a later time and reports whether it had not passed.
 func (e *End) Extend(now, to int64) bool {
 	to &^= 1
 	for {

@@ -53,7 +53,7 @@ func (m *member) Tend() time.Duration {
 	if m.dies.Load() {
 		m.note("tended")
 		m.Die(driver.ErrSessionEnded)
-		m.Look() // as if its users leave at once
+		m.Look() // as if its users left immediately
 		return 0
 	}
 	return time.Duration(m.End.At() - m.now())
@@ -74,7 +74,7 @@ func (m *member) Lose(cause error) {
 
 func (m *member) Bury() { m.note("buried") }
 
-// inPool calls f with a Pool in fake time, and ends the Pool as a driver does.
+// inPool calls f with a Pool in fake time and ends the Pool as a driver does.
 func inPool(t *testing.T, policy Policy, made func(m *member), f func(t *testing.T, p *Pool[*member])) {
 	synctest.Test(t, func(t *testing.T) {
 		life, begun := lifecycle.New(), time.Now()
@@ -116,7 +116,7 @@ func TestUsersShareASession(t *testing.T) {
 		}
 		a.Retire()
 		if c := board(t, p, 0); c == a {
-			t.Error("a retired session takes users")
+			t.Error("a retired session accepts users")
 		}
 		a.Leave(0)
 		synctest.Wait()
@@ -136,12 +136,12 @@ func TestLoad(t *testing.T) {
 		big := board(t, p, 100) // a session without load has room for any user
 		a, b := board(t, p, 6), board(t, p, 4)
 		if a == big || a != b {
-			t.Errorf("got %p and %p beside %p, want one session for both", a, b, big)
+			t.Errorf("got %p and %p, and %p for the load that is too large; want one session for the first two", a, b, big)
 		}
 		a.Leave(4)
 		a.AddLoad(4)
 		if c := board(t, p, 1); c == a {
-			t.Error("what a user left behind counts for nothing")
+			t.Error("the load that a user left behind does not count")
 		}
 	})
 }
@@ -156,7 +156,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 		second.Look()
 		synctest.Wait()
 		if usual.IsDead() || !second.IsDead() {
-			t.Errorf("dead: the usual session %t, another one %t, want false and true", usual.IsDead(), second.IsDead())
+			t.Errorf("dead: the usual session %t, another session %t, want false and true", usual.IsDead(), second.IsDead())
 		}
 	})
 }
@@ -199,7 +199,7 @@ func TestStartThatFails(t *testing.T) {
 		}
 		synctest.Wait()
 		if left := p.All(); len(left) > 0 {
-			t.Errorf("%d sessions are left", len(left))
+			t.Errorf("%d sessions remain", len(left))
 		}
 	})
 }

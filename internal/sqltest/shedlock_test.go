@@ -155,7 +155,7 @@ func report(t *testing.T, db *sql.DB) {
 	byGo, byJava := count("SELECT count(*) FROM runs WHERE who LIKE 'go%'"), count("SELECT count(*) FROM runs WHERE who LIKE 'java%'")
 	t.Logf("%d runs in Go, %d in Java", byGo, byJava)
 	if byGo == 0 || byJava == 0 {
-		t.Error("one of the libraries ran nothing")
+		t.Error("one of the libraries ran no job")
 	}
 }
 

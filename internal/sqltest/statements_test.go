@@ -171,7 +171,7 @@ func TestMissingRights(t *testing.T) {
 	}
 }
 
-// TestCanceledReads cancels SQLite reads at random times, and checks that the
+// TestCanceledReads cancels SQLite reads at random times and checks that the
 // connection then reads and writes the current rows. Some versions of
 // modernc.org/sqlite leak a query that is canceled after its first row.
 func TestCanceledReads(t *testing.T) {
@@ -198,8 +198,9 @@ func TestCanceledReads(t *testing.T) {
 	}
 }
 
-// TestRefusals checks that lasting refusals of the servers end a call at once:
-// of a user, of a column of the table, and of a name that is too long.
+// TestRefusals checks that a server's permanent refusal ends a call
+// immediately. It refuses a user, a column of the table, or a name that is too
+// long.
 func TestRefusals(t *testing.T) {
 	for _, name := range []string{"mariadb", "postgres", "sqlite"} {
 		t.Run(name, func(t *testing.T) {

@@ -28,7 +28,7 @@ type Call struct {
 	context   trace.SpanContext // context of span
 
 	// Serialized by the owner of the hold, and settled when the call returns.
-	joined   bool      // the lease is of a hold that its owner already had
+	joined   bool      // the lease belongs to a hold that its owner already had
 	granted  time.Time // when its hold began; zero if the call has no hold
 	finished time.Time // when its hold ended; settled when EndHold has returned
 
@@ -43,7 +43,7 @@ type Call struct {
 	look     *time.Timer         // the timer for queries of the holder of the lock
 }
 
-// Acquire begins the record of a call to Lock or TryLock, and returns the
+// Acquire begins the record of a call to Lock or TryLock and returns the
 // context to continue with. The name in l is empty if it must not be exported.
 func (t *Telemetry) Acquire(ctx context.Context, l Lock, try bool) (context.Context, *Call) {
 	t.wanted.Store(true)

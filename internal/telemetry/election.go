@@ -44,7 +44,7 @@ func (t *Telemetry) Elect(name string) *Election {
 	return e
 }
 
-// Campaign begins a campaign, and returns the context to continue with.
+// Campaign begins a campaign and returns the context to continue with.
 func (e *Election) Campaign(ctx context.Context) context.Context {
 	if e == nil || !e.telemetry.tracing() {
 		return ctx
@@ -58,7 +58,7 @@ func (e *Election) Campaign(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Elected ends the campaign, and begins a term. It returns the context under,
+// Elected ends the campaign and begins a term. It returns the context under,
 // but with the span of outer. So the work of a leader, which may last for days,
 // is not in the trace of the campaign.
 func (e *Election) Elected(under, outer context.Context, term Lock) context.Context {

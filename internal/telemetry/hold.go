@@ -30,8 +30,8 @@ func (c *Call) Ended(ctx context.Context, how End) {
 	c.telemetry.holdDuration.Record(ctx, c.finished.Sub(c.granted).Seconds(), c.label(keyEnd, string(how), "").record...)
 }
 
-// EndedWithClient is Ended for a hold that ended with the client. It may be
-// called with a lock held.
+// EndedWithClient is like Ended, but for a hold that ended with the client. It
+// may be called with a lock held.
 func (c *Call) EndedWithClient() {
 	if c != nil {
 		c.telemetry.reports.add(func() { c.Ended(context.Background(), Closed) })

@@ -65,7 +65,7 @@ func (c *labelCache) get(l label) *labels {
 	return made
 }
 
-// keep caches labels, and reports whether their kind is new.
+// keep caches labels and reports whether their kind is new.
 func (c *labelCache) keep(l label, made *labels) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 
 // Cause is the reason why locks are lost. Metrics and log records contain
 // Value, and the status of spans contains Text. Outage means that the backend
-// was out of reach, so that many locks are lost at once.
+// was out of reach, so that many locks are lost together.
 type Cause struct {
 	Value, Text string
 	Outage      bool

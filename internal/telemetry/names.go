@@ -16,7 +16,7 @@ const (
 	// renewal succeeds or the hold ends
 	spanRenew  = "dsync.renew"
 	spanLoss   = "dsync.loss"
-	spanExpire = "dsync.expire" // of a lease that ended as requested by ExpireAfter
+	spanExpire = "dsync.expire" // when a lease ends as ExpireAfter requested
 
 	spanCampaign = "dsync.election.campaign"
 	spanTerm     = "dsync.election.term"
@@ -111,17 +111,17 @@ type metricSpec struct{ name, unit, text string }
 
 var (
 	metricAcquireDuration = metricSpec{"dsync.acquire.duration", "s", "Duration of Lock and TryLock, whatever the outcome."}
-	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "Time for which a blocked call of Lock waited."}
-	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until its owner's last lease of it had ended."}
-	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls of Lock and TryLock."}
-	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, except as ExpireAfter requested."}
-	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Failed requests of Lock that are repeated."}
+	metricWaitDuration    = metricSpec{"dsync.wait.duration", "s", "How long blocked calls to Lock waited."}
+	metricHoldDuration    = metricSpec{"dsync.hold.duration", "s", "Time from the grant of a lock until the end of its owner's last lease."}
+	metricAcquires        = metricSpec{"dsync.acquires", "{acquire}", "Calls to Lock and TryLock."}
+	metricLosses          = metricSpec{"dsync.losses", "{loss}", "Locks that ended before they were unlocked, unless ExpireAfter ended them."}
+	metricRetries         = metricSpec{"dsync.acquire.retries", "{retry}", "Failed requests by Lock that are repeated."}
 	metricClients         = metricSpec{"dsync.client.count", "{client}", "Open clients, by whether the backend is in reach."}
 	metricMigrations      = metricSpec{"dsync.migration.client.count", "{client}", "Open clients that take part in a migration, by phase."}
 	metricRenewals        = metricSpec{"dsync.renewals", "{renewal}", "Renewals of locks in the background, or failed renewals of the session that carries them."}
 	metricHolds           = metricSpec{"dsync.hold.count", "{lock}", "Held locks."}
-	metricCandidates      = metricSpec{"dsync.election.candidate.count", "{candidate}", "Calls of Elect that have not returned, leaders included."}
+	metricCandidates      = metricSpec{"dsync.election.candidate.count", "{candidate}", "Calls to Elect that have not returned, including leaders."}
 	metricLeaders         = metricSpec{"dsync.election.leader.count", "{leader}", "Current leaders."}
 	metricTerms           = metricSpec{"dsync.election.terms", "{term}", "Terms of leaders that have ended."}
-	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Blocked calls of Lock."}
+	metricWaiters         = metricSpec{"dsync.waiter.count", "{call}", "Blocked calls to Lock."}
 )

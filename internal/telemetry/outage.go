@@ -47,7 +47,7 @@ func (t *Telemetry) InReach(after time.Duration) {
 }
 
 // HeldForLong logs that a lease is held for longer than d. of is the Call of
-// its hold, and may be nil.
+// its hold and may be nil.
 func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 	if t.config.Logger == nil {
 		return
@@ -62,8 +62,8 @@ func (t *Telemetry) HeldForLong(l Lock, of *Call, d time.Duration) {
 }
 
 // WaitsForOwn logs that a call has waited for d for a lock that its own client
-// holds. by describes the caller that acquired the lock, and may be nil.
-// Without a Logger the record of an endless wait goes to slog.Default.
+// holds. by describes the caller that acquired the lock and may be nil. Without
+// a Logger the record of an endless wait goes to slog.Default.
 func (t *Telemetry) WaitsForOwn(l Lock, d time.Duration, by error, endless bool) {
 	to := t.config.Logger
 	if to == nil && endless {

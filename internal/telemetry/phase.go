@@ -5,7 +5,7 @@ import (
 	"log/slog"
 )
 
-// Phase logs the new phase of a migration, and counts the client in that phase.
+// Phase logs the new phase of a migration and counts the client in that phase.
 // It may be called with a lock held.
 func (t *Telemetry) Phase(phase string) {
 	t.mu.Lock()

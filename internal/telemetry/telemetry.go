@@ -34,7 +34,7 @@ const instrumentation = "github.com/go-dsync/dsync"
 type Config struct {
 	Driver string       // Info.Name
 	Logger *slog.Logger // if nil, no records are written
-	// if nil, the global provider is used, even if it is set later
+	// if nil, the global provider is used, even if that is set later
 	Traces                trace.TracerProvider
 	Meters                metric.MeterProvider // if nil, as for Traces
 	OmitNames, OmitOwners bool

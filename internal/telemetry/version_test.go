@@ -14,13 +14,13 @@ func TestVersionIn(t *testing.T) {
 		info *debug.BuildInfo
 		want string
 	}{
-		"no information":            {nil, ""},
-		"a program that uses it":    {&debug.BuildInfo{Main: *other, Deps: []*debug.Module{other, ours("v0.1.2", nil)}}, "v0.1.2"},
-		"a program that does not":   {&debug.BuildInfo{Main: *other}, ""},
-		"its own tests":             {&debug.BuildInfo{Main: *ours("(devel)", nil)}, ""},
-		"replaced by a directory":   {&debug.BuildInfo{Deps: []*debug.Module{ours("v0.1.2", &debug.Module{Path: "../dsync"})}}, ""},
-		"replaced by another fork":  {&debug.BuildInfo{Deps: []*debug.Module{ours("v0.1.2", &debug.Module{Path: "a/b", Version: "v0.1.3"})}}, "v0.1.3"},
-		"a nested module beside it": {&debug.BuildInfo{Deps: []*debug.Module{{Path: instrumentation + "/cmd/dsync", Version: "v3.0.0"}}}, ""},
+		"no information":           {nil, ""},
+		"a program that uses it":   {&debug.BuildInfo{Main: *other, Deps: []*debug.Module{other, ours("v0.1.2", nil)}}, "v0.1.2"},
+		"a program without it":     {&debug.BuildInfo{Main: *other}, ""},
+		"its own tests":            {&debug.BuildInfo{Main: *ours("(devel)", nil)}, ""},
+		"replaced by a directory":  {&debug.BuildInfo{Deps: []*debug.Module{ours("v0.1.2", &debug.Module{Path: "../dsync"})}}, ""},
+		"replaced by another fork": {&debug.BuildInfo{Deps: []*debug.Module{ours("v0.1.2", &debug.Module{Path: "a/b", Version: "v0.1.3"})}}, "v0.1.3"},
+		"only a nested module":     {&debug.BuildInfo{Deps: []*debug.Module{{Path: instrumentation + "/cmd/dsync", Version: "v3.0.0"}}}, ""},
 	} {
 		if got := versionIn(test.info); got != test.want {
 			t.Errorf("%s: got %q, want %q", name, got, test.want)

@@ -23,15 +23,15 @@ var update = flag.Bool("update", false, "write the tables of docs/observability.
 // Texts of the tables that are not derived from telemetry.
 var (
 	spanTexts = map[string]string{
-		"dsync.acquire":      "a call of `Lock` or `TryLock`",
-		"dsync.wait":         "the time for which a blocked call waited; child of its `dsync.acquire`",
-		"dsync.unlock":       "a call of `Unlock`",
-		"dsync.force_unlock": "a call of `ForceUnlock`",
+		"dsync.acquire":      "a call to `Lock` or `TryLock`",
+		"dsync.wait":         "how long a blocked call waited; child of its `dsync.acquire`",
+		"dsync.unlock":       "a call to `Unlock`",
+		"dsync.force_unlock": "a call to `ForceUnlock`",
 		"dsync.renew":        "failing renewals, from the first failure until a renewal succeeds or the lock ends; child of `dsync.acquire`",
 		"dsync.expire":       "the expected end of a lease with `ExpireAfter`; child of `dsync.acquire`",
 		"dsync.loss":         "the loss of the lock, when the holder is notified; child of `dsync.acquire`",
 
-		"dsync.election.campaign": "a candidacy: from the call of `Elect`, or the end of a term, until the candidate is elected or gives up; parent of its `dsync.acquire`",
+		"dsync.election.campaign": "a candidacy: from the call to `Elect`, or the end of a term, until the candidate is elected or gives up; parent of its `dsync.acquire`",
 		"dsync.election.term":     "the term of a leader, exported when it ends; child of its `dsync.election.campaign`",
 	}
 	attributeTexts = map[attribute.Key]string{
@@ -45,13 +45,13 @@ var (
 		"dsync.lock.mode":       "the mode in which the name is held or requested; left out for plain locks",
 		"dsync.lock.permits":    "the number of held or requested permits",
 		"dsync.lock.class":      "the class that `Options.Class` returns for the name",
-		"dsync.acquire.try":     "it was a `TryLock`",
+		"dsync.acquire.try":     "the call was a `TryLock`",
 		"dsync.acquire.outcome": "the outcome of the call",
 		"dsync.election.end":    "how a term ended; `resigned`: the leader returned, or its context ended",
 		"dsync.hold.end":        "how the hold ended; `expired`: as `ExpireAfter` requested",
 		"dsync.client.state":    "whether the backend is in reach",
 		"dsync.migration.phase": "the phase of the client in `drivers/migrate`",
-		"dsync.loss.cause":      "the reason: `expired`, the lease ran out although nothing failed; `forgotten`, see `Options.Debug`; `max_hold`, it was held for longer than `MaxHold`; `removed` from the backend; `session_ended`; `unreachable`, the backend was out of reach until the lease ran out, or its connection broke",
+		"dsync.loss.cause":      "the reason: `expired`, the lease ran out although nothing failed; `forgotten`, see `Options.Debug`; `max_hold`, the lock was held for longer than `MaxHold`; `removed` from the backend; `session_ended`; `unreachable`, the backend was out of reach until the lease ran out, or its connection broke",
 		"dsync.renewal.result":  "`not_held`: the lock was gone",
 		"error.type":            "the kind of an error, or the cause of a loss",
 		"exception.type":        "the same",
@@ -81,7 +81,7 @@ func TestTelemetryDocs(t *testing.T) {
 		before, rest, ok1 := bytes.Cut(want, begin)
 		_, after, ok2 := bytes.Cut(rest, end)
 		if !ok1 || !ok2 {
-			t.Fatalf("%s has no place for the table of %s", page, name)
+			t.Fatalf("%s has no markers for the table of %s", page, name)
 		}
 		want = slices.Concat(before, begin, []byte(table), end, after)
 	}

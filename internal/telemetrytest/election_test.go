@@ -14,7 +14,7 @@ import (
 	"github.com/go-dsync/dsync/internal/telemetrytest"
 )
 
-// TestTelemetryOfElections uses a leader and a candidate, and ends terms in all
+// TestTelemetryOfElections uses a leader and a candidate and ends terms in all
 // possible ways.
 func TestTelemetryOfElections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -55,12 +55,12 @@ func TestTelemetryOfElections(t *testing.T) {
 		}
 		other, leave := context.WithCancel(t.Context())
 		go func() { ended <- dsync.Elect(other, candidate, "planner", lead) }()
-		wants("one leads, one waits", 2, 1)
+		wants("one client leads, another waits", 2, 1)
 		leave()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("the candidate: %v", err)
 		}
-		wants("one waits no more", 1, 1)
+		wants("one client no longer waits", 1, 1)
 		if err := leader.ForceUnlock(t.Context(), "planner"); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestTelemetryOfElections(t *testing.T) {
 				panic("out of order")
 			})
 		}()
-		wants("one was closed", 0, 0, "lost", "resigned", "closed")
+		wants("one client was closed", 0, 0, "lost", "resigned", "closed")
 		spans := telemetrytest.RenderSpans(ob.spans.GetSpans())
 		for part, n := range map[string]int{
 			"\n  dsync.election.term {":      3,
@@ -88,7 +88,7 @@ func TestTelemetryOfElections(t *testing.T) {
 			"\n  dsync.acquire {":            4,
 		} {
 			if got := strings.Count(spans, part); got != n {
-				t.Errorf("%q is %d times, want %d, in the spans\n%s", part, got, n, spans)
+				t.Errorf("%q appears %d times, want %d, in the spans\n%s", part, got, n, spans)
 			}
 		}
 	})

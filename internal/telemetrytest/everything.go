@@ -12,9 +12,9 @@ import (
 	"github.com/go-dsync/dsync/drivers/memory"
 )
 
-// Everything makes every event happen that telemetry reports. Spans,
-// metrics and logs go to the destinations in o. It runs in a bubble of
-// testing/synctest. The names of the locks have classes.
+// Everything triggers every event that telemetry reports. Spans, metrics and
+// logs go to the destinations in o. It runs in a bubble of testing/synctest.
+// The names of the locks have classes.
 func Everything(t *testing.T, o dsync.Options) {
 	t.Helper()
 	o.TTL = 10 * time.Second
@@ -68,7 +68,7 @@ func (s *stage) unlock(leases ...*dsync.Lease) {
 	}
 }
 
-// close waits for reports of background work.
+// close closes clients, so that background work has been reported.
 func (s *stage) close(clients ...*dsync.Client) {
 	for _, c := range clients {
 		_ = c.Close(context.Background())
@@ -122,7 +122,7 @@ func (s *stage) trouble() {
 	lost := s.lock(a, "users/4")
 	d.Inject(memory.Fault{Kind: memory.LoseAnswer, On: memory.Releases, Times: 1})
 	if err := s.lock(a, "users/5").Unlock(s.Context()); err == nil {
-		s.Error("Unlock without an answer succeeded")
+		s.Error("an unanswered Unlock succeeded")
 	}
 	d.Cut()
 	<-lost.Done()
@@ -147,7 +147,7 @@ func (s *stage) elections() {
 			short, cancel := context.WithTimeout(s.Context(), time.Second)
 			defer cancel()
 			if err := dsync.Elect(short, b, "planner/1", nil); err == nil {
-				s.Error("Elect beside a leader succeeded")
+				s.Error("Elect succeeded while another client leads")
 			}
 			return nil
 		}
@@ -164,7 +164,7 @@ func (s *stage) elections() {
 	}
 	for range 2 {
 		if err := dsync.Elect(s.Context(), a, "planner/1", lead); err == nil {
-			s.Error("Elect with a client that was closed succeeded")
+			s.Error("Elect with a closed client succeeded")
 		}
 	}
 }

@@ -123,7 +123,7 @@ dsync.unlock {%[1]s dsync.lock.reentrant=false dsync.lock.token=1}
 		const wantLog = `level=WARN msg="dsync: backend out of reach" dsync.driver=memory exception.message=`
 		if got := ob.log.String(); strings.Count(got, "\n") != 2 || !strings.HasPrefix(got, wantLog) ||
 			!strings.Contains(got, `level=INFO msg="dsync: backend in reach again" dsync.driver=memory dsync.outage.duration=1.875`) {
-			t.Errorf("log:\n%swant one warning and the end of it", got)
+			t.Errorf("log:\n%swant one warning and the end of the outage", got)
 		}
 		for _, want := range []string{"dsync.renewals {dsync.driver=memory dsync.renewal.result=failed} +",
 			"dsync.renewals {dsync.driver=memory dsync.renewal.result=ok} +"} {
@@ -201,7 +201,7 @@ func TestTelemetryLeavesOutTheCauseOfAContext(t *testing.T) {
 		}
 		got := fmt.Sprint(ob.spans.GetSpans())
 		if !strings.Contains(got, "cut off") || strings.Contains(got, "number") {
-			t.Errorf("spans:\n%s\nwant what the backend said, without the cause of the context", got)
+			t.Errorf("spans:\n%s\nwant the backend's error, without the cause of the context", got)
 		}
 	})
 }
@@ -224,7 +224,7 @@ func TestTelemetryOfALossThatUnlockFinds(t *testing.T) {
 			"dsync.hold.count {dsync.driver=memory} 0",
 		} {
 			if !strings.Contains(got, want) {
-				t.Errorf("reported:\n%swant %q among it", got, want)
+				t.Errorf("reported:\n%swant %q in it", got, want)
 			}
 		}
 	})
@@ -316,9 +316,9 @@ func TestTelemetryClass(t *testing.T) {
 	})
 }
 
-// TestTelemetryLinksToTheHolderThatMatters lets several calls overtake one that
-// waits. It links to the first holder and to the one that held the lock
-// longest.
+// TestTelemetryLinksToTheHolderThatMatters lets several calls overtake a
+// waiting call. That call links to the first holder and to the holder that held
+// the lock longest.
 func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	for name, clients := range map[string]int{"of the same client": 1, "of other clients": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -358,7 +358,7 @@ func TestTelemetryLinksToTheHolderThatMatters(t *testing.T) {
 	}
 }
 
-// TestTelemetryNote covers the note of a holder that others can read.
+// TestTelemetryNote covers a holder's note that other clients can read.
 func TestTelemetryNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, note := range []string{"", "host 7"} {
@@ -426,7 +426,7 @@ func TestTelemetryHoldsUpNoRenewal(t *testing.T) {
 		<-mustLock(t, c, "lost", dsync.ExpireAfter(time.Second)).Done()
 		time.Sleep(time.Minute)
 		if err := kept.Unlock(t.Context()); err != nil {
-			t.Errorf("a lock that was renewed beside a handler that hangs: %v", err)
+			t.Errorf("a lock that was renewed while a handler hangs: %v", err)
 		}
 		close(handler.release)
 		synctest.Wait()
@@ -479,7 +479,7 @@ func TestTelemetryMayCallTheClient(t *testing.T) {
 		<-lost.Done()
 		synctest.Wait()
 		if got := caller.calls.Load(); got < 10 {
-			t.Errorf("%d calls from span processors, want one at the start and end of each span", got)
+			t.Errorf("%d calls from span processors, want one call at the start and one at the end of each span", got)
 		}
 	})
 }

@@ -187,7 +187,7 @@ func TestOutageIsSeenByThoseWhoWait(t *testing.T) {
 				wantPoints(t, ob, "dsync.waiter.count {dsync.driver=memory} 1",
 					"dsync.client.count {dsync.client.state=unreachable dsync.driver=memory} 1")
 				if n := ob.count(t, "dsync.acquire.retries"); n < 10 || n > 20 {
-					t.Errorf("%d retries in 10 s, want about one a second, and some more at first", n)
+					t.Errorf("%d retries in 10 s, want about one retry a second, and a few more at first", n)
 				}
 				if held {
 					if err := holder.Unlock(t.Context()); err != nil {
@@ -248,7 +248,7 @@ func TestOutageThatFlaps(t *testing.T) {
 }
 
 // TestOutageAtClose closes a client whose backend is out of reach. The
-// remaining events are reported, and the client is in no state afterwards.
+// remaining events are reported, and afterwards the client counts in no state.
 func TestOutageAtClose(t *testing.T) {
 	for name, o := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -331,7 +331,7 @@ func TestExpiryAsAsked(t *testing.T) {
 			mustLock(t, o, "x")
 			return mustLock(t, o, "x", dsync.ExpireAfter(time.Second))
 		}, map[string]int{asked: 1}},
-		{"a re-entry that did not ask", func(t *testing.T, c *dsync.Client) *dsync.Lease {
+		{"a re-entry without ExpireAfter", func(t *testing.T, c *dsync.Client) *dsync.Lease {
 			o := c.NewOwner()
 			mustLock(t, o, "x", dsync.ExpireAfter(time.Second))
 			return mustLock(t, o, "x")
@@ -358,7 +358,7 @@ func TestExpiryAsAsked(t *testing.T) {
 						t.Errorf("%d losses, want %d", n, test.want[lost])
 					}
 					if !strings.Contains(ob.log.String(), "dsync.lock.fixed=") {
-						t.Errorf("record %swant one with dsync.lock.fixed", ob.log.String())
+						t.Errorf("record %swant a record with dsync.lock.fixed", ob.log.String())
 					}
 				})
 			})
@@ -366,7 +366,7 @@ func TestExpiryAsAsked(t *testing.T) {
 	}
 }
 
-// TestManyLossesAreSummedUp removes many locks at once while the backend is in
+// TestManyLossesAreSummedUp removes many locks together while the backend is in
 // reach.
 func TestManyLossesAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

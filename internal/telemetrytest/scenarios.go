@@ -305,7 +305,7 @@ func readNested(e *env) {
 	nested(e, o, dsync.With(o, dsync.Read()), func() {})
 }
 
-// nested acquires two locks in one request, and does other work between the
+// nested acquires two locks in one request and does other work between the
 // unlocks.
 func nested(e *env, outer, inner dsync.Locker, between func()) {
 	e.lock(outer, "first", "A")
@@ -324,7 +324,7 @@ func elected(e *env) {
 	ctx := e.request("first")
 	err := dsync.Elect(ctx, e.client("first"), e.name, func(under context.Context, term *dsync.Lease) error {
 		if trace.SpanFromContext(under) != trace.SpanFromContext(ctx) {
-			e.Error("the context of a leader has another span than that of Elect")
+			e.Error("the context of a leader has a span other than Elect's")
 		}
 		e.leased("A", term)
 		pause(under, time.Millisecond) // spans are in the order of their start

@@ -95,7 +95,7 @@ type env struct {
 	requests map[string]*request
 	leases   map[string]*dsync.Lease
 	blocked  map[string]span // times at which a call was blocked, by its request
-	held     time.Duration   // time for which a lock is held while another call waits for it
+	held     time.Duration   // how long a lock is held while another call waits for it
 }
 
 type client struct {
@@ -292,8 +292,8 @@ func (e *env) close() {
 	}
 }
 
-// checkWaits checks that the spans of waits cover the time for which a call was
-// blocked.
+// checkWaits checks that the spans of waits cover the time during which a call
+// was blocked.
 func (e *env) checkWaits(stubs tracetest.SpanStubs) {
 	byID := map[trace.SpanID]tracetest.SpanStub{}
 	for _, s := range stubs {
@@ -305,7 +305,7 @@ func (e *env) checkWaits(stubs tracetest.SpanStubs) {
 			continue
 		}
 		if s.StartTime.Before(acquire.StartTime) || !s.EndTime.Equal(acquire.EndTime) {
-			e.Errorf("wait from %v to %v in an acquire from %v to %v, want one that ends with it",
+			e.Errorf("wait from %v to %v in an acquire from %v to %v, want a wait that ends with the acquire",
 				s.StartTime, s.EndTime, acquire.StartTime, acquire.EndTime)
 		}
 		want := e.blocked[byID[acquire.Parent.SpanID()].Name]

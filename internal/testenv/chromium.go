@@ -187,12 +187,12 @@ func (b *Browser) read() (m devMessage, err error) {
 	}
 	text, err := b.answers.ReadBytes(0)
 	if err != nil {
-		return m, fmt.Errorf("no answer of Chromium: %w", err)
+		return m, fmt.Errorf("no response from Chromium: %w", err)
 	}
 	return m, json.Unmarshal(text[:len(text)-1], &m)
 }
 
-// close requests the end of the browser with all of its processes, and returns
+// close requests the end of the browser with all of its processes and returns
 // when it has ended.
 func (b *Browser) close() {
 	b.session = ""

@@ -63,16 +63,17 @@ func Etcd(tb testing.TB, args ...string) *EtcdServer {
 	return lend(tb, "etcd", start)
 }
 
-// PackagedEtcd is Etcd with the version of the operating system's package
-// etcd-server. If the package is not installed, the test is skipped, or fails
-// if CI is set.
+// PackagedEtcd is like Etcd, but with the version of the operating system's
+// package etcd-server. If the package is not installed, the test is skipped, or
+// fails if CI is set.
 func PackagedEtcd(tb testing.TB, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, packagedEtcd(tb), nil, args)
 }
 
-// EtcdTLS is Etcd with a server that only listens with TLS. It uses the server
-// certificate of certs, and requires client certificates of the same authority.
+// EtcdTLS is like Etcd, but with a server that only listens with TLS. It uses
+// the server certificate of certs, and requires client certificates of the same
+// authority.
 func EtcdTLS(tb testing.TB, certs *Certificates, args ...string) *EtcdServer {
 	tb.Helper()
 	return startEtcd(tb, loopback, currentEtcd(tb), certs.Client, append([]string{
@@ -95,7 +96,7 @@ func EtcdCluster(tb testing.TB, n int, args ...string) []*EtcdServer {
 	return etcdCluster(tb, slices.Repeat([]host{loopback}, n), args)
 }
 
-// EtcdClusterOn is EtcdCluster with a server on each host.
+// EtcdClusterOn is like EtcdCluster, but with a server on each host.
 func EtcdClusterOn(h *Hosts, args ...string) []*EtcdServer {
 	h.tb.Helper()
 	return etcdCluster(h.tb, h.hosts, args)
@@ -215,7 +216,7 @@ func (s *EtcdServer) clean(ctx context.Context) error {
 		}
 	}
 	if len(left.Users)+len(left.Roles)+len(left.Alarms) > 0 || len(left.Members) != 1 {
-		return errors.New("users, roles, alarms or members are left")
+		return errors.New("users, roles, alarms or members remain")
 	}
 	for _, l := range left.Leases {
 		if err := s.call(ctx, "lease/revoke", fmt.Sprintf(`{"ID":%q}`, l.ID), nil); err != nil {

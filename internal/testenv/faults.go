@@ -61,14 +61,14 @@ func newClock(tb testing.TB, dir string) (c *Clock, program []string) {
 	return c, []string{"env", "LD_PRELOAD=" + shim, "DSYNC_TEST_CLOCK=" + file.Name()}
 }
 
-// RedisClock is [Redis] with a clock that can jump.
+// RedisClock is like [Redis], but with a clock that can jump.
 func RedisClock(tb testing.TB, args ...string) (*RedisServer, *Clock) {
 	tb.Helper()
 	c, program := newClock(tb, tb.TempDir())
 	return redisAt(tb, host{loopback.ip, program}, args), c
 }
 
-// PostgresClock is [Postgres] with a clock that can jump.
+// PostgresClock is like [Postgres], but with a clock that can jump.
 func PostgresClock(tb testing.TB, settings ...string) (*PostgresServer, *Clock) {
 	tb.Helper()
 	c, program := newClock(tb, serverAccount(tb).tempDir(tb))
@@ -78,7 +78,7 @@ func PostgresClock(tb testing.TB, settings ...string) (*PostgresServer, *Clock) 
 	return s, c
 }
 
-// MySQLClock is [MySQL] with a clock that can jump.
+// MySQLClock is like [MySQL], but with a clock that can jump.
 func MySQLClock(tb testing.TB, settings ...string) (*MySQLServer, *Clock) {
 	tb.Helper()
 	c, program := newClock(tb, serverAccount(tb).tempDir(tb))
@@ -124,7 +124,8 @@ func (c *Certificates) server(tb testing.TB) *tls.Config {
 }
 
 // Wire returns a network to the server at target (host:port) that can be
-// disturbed until the test ends, and the address that leads through it.
+// disturbed until the test ends, and the address that leads through this
+// network.
 func Wire(tb testing.TB, target string) (w *wire.Wire, addr string) {
 	tb.Helper()
 	w = new(wire.Wire)

@@ -41,7 +41,7 @@ func checkReflected(t *testing.T, c net.Conn) error {
 		return err
 	}
 	if string(got) != "hello" {
-		t.Errorf("got %q, want what was sent", got)
+		t.Errorf("got %q, want the data that was sent", got)
 	}
 	return nil
 }

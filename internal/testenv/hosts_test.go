@@ -13,7 +13,7 @@ import (
 )
 
 // TestSilence lets each of three hosts continuously send datagrams to the
-// others, and checks which of them arrive.
+// others and checks which of them arrive.
 func TestSilence(t *testing.T) {
 	h := NewHosts(t, 3)
 	addrs := make([]string, 3)
@@ -134,7 +134,7 @@ func frozenOnHost(tb testing.TB) *RedisServer {
 	return s
 }
 
-// hostsRole makes hosts, and waits for the end of its process.
+// hostsRole makes hosts and waits for the end of its process.
 func hostsRole() {
 	tb := &outcome{}
 	s := frozenOnHost(tb)

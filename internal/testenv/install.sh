@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the servers that the tests start, where one is missing and this is a Debian or Ubuntu that we may change: as root, or
-# through sudo without a password. Elsewhere it says what to install. The services that come with the packages are neither started
-# nor enabled, since tests start servers of their own; what runs already is left alone.
+# Installs the missing servers that the tests start. This requires Debian or Ubuntu, and root or sudo without a password. Elsewhere it
+# prints what to install. The packages' services are neither started nor enabled, because tests start their own servers. Services that are
+# already running continue.
 set -euo pipefail
 
-# One line per server: the binary that shows that it is there (a name or a path pattern), its package, the service in that package.
+# One line per server: the binary that shows that it is installed (a name or a path pattern), its package, and the package's service.
 servers='
 redis-server redis-server redis-server
 etcd etcd-server etcd
@@ -22,27 +22,27 @@ mvn maven
 mariadbd mariadb-server-core
 '
 
-missing() { # the lines of the servers that are not there
+missing() { # prints the lines of the missing servers
   while read -r binary package service; do
     [ -n "$binary" ] || continue
     command -v "$binary" >/dev/null || compgen -G "$binary" >/dev/null || echo "$binary $package $service"
   done <<<"$servers"
 }
 
-column() { # NUMBER: that column of the missing servers, in one line
+column() { # NUMBER: prints that column of the missing servers, in one line
   missing | cut -d' ' -f"$1" | paste -sd' '
 }
 
 give_up() { # REASON
   echo "Not installed: $(column 1) ($1)." >&2
-  echo "Please install $(column 2); until then the tests that need it are skipped, or fail if CI is set." >&2
+  echo "Please install $(column 2). Until then, tests that need them are skipped, or fail if CI is set." >&2
   exit 0
 }
 
 [ -n "$(missing)" ] || exit 0
-command -v apt-get >/dev/null || give_up "there is no apt-get here"
+command -v apt-get >/dev/null || give_up "this system has no apt-get"
 if [ "$(id -u)" != 0 ]; then
-  sudo -n true 2>/dev/null || give_up "that takes root, or sudo without a password"
+  sudo -n true 2>/dev/null || give_up "this requires root, or sudo without a password"
   exec sudo -n "$BASH" "$0"
 fi
 
@@ -59,9 +59,9 @@ read -ra services <<<"$(column 3)"
 echo "Installing ${packages[*]} ..."
 export DEBIAN_FRONTEND=noninteractive
 apt=(apt-get -qq -o DPkg::Lock::Timeout=300)
-"${apt[@]}" update || true # an old list may do
-"${apt[@]}" install -y --no-install-recommends "${packages[@]}" >/dev/null || give_up "apt-get could not install it"
+"${apt[@]}" update || true # an old list may be enough
+"${apt[@]}" install -y --no-install-recommends "${packages[@]}" >/dev/null || give_up "apt-get could not install them"
 for service in "${services[@]}"; do
   update-rc.d "$service" disable >/dev/null || echo "The service $service stays enabled." >&2
 done
-[ -z "$(missing)" ] || give_up "its package does not contain it"
+[ -z "$(missing)" ] || give_up "the packages do not contain them"

@@ -10,8 +10,9 @@ import (
 func stayBehind(end <-chan struct{}) { <-end }
 
 // leaks is a process with no goroutines but its own. It prints the number of
-// leaks before it starts a goroutine, while that is running, the same with an
-// exception for it, and after it has ended with a small delay.
+// leaks before it starts a goroutine, while the goroutine is running, again
+// with an exception for the goroutine, and after the goroutine has ended with a
+// small delay.
 func leaks() {
 	seen := func(atMost time.Duration, except ...string) { fmt.Println(len(awaitGoroutines(except, atMost))) }
 	seen(leakGuard)
@@ -30,6 +31,6 @@ func TestAwaitGoroutines(t *testing.T) {
 		got = append(got, p.Line())
 	}
 	if got, want := strings.Join(got, " "), "0 1 0 0"; got != want {
-		t.Errorf("goroutines that are seen: got %s, want %s", got, want)
+		t.Errorf("leaked goroutines: got %s, want %s", got, want)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// scanned is a package with a test that logs a word, and one that may fail.
+// scanned is a package with a test that logs a word, and a test that may fail.
 const scanned = `package x
 
 import (
@@ -121,7 +121,7 @@ func TestLiteralPasswords(t *testing.T) {
 		`"redisson://user@h:6379", "a:b@c.org"`: false,
 	} {
 		if got := literalPasswords(text); len(got) > 0 != want {
-			t.Errorf("%s: got %q, want that it is found: %t", text, got, want)
+			t.Errorf("%s: got %q, want a finding: %t", text, got, want)
 		}
 	}
 }

@@ -42,9 +42,9 @@ func Postgres(tb testing.TB, settings ...string) *PostgresServer {
 	return s
 }
 
-// PostgresTLS is Postgres with a server that also supports TLS, with the server
-// certificate of certs. Members of the role "certified" need TLS and a client
-// certificate from the same authority.
+// PostgresTLS is like Postgres, but its server also supports TLS, with the
+// server certificate of certs. Members of the role "certified" need TLS and a
+// client certificate from the same authority.
 func PostgresTLS(tb testing.TB, certs *Certificates, settings ...string) *PostgresServer {
 	tb.Helper()
 	s := newPostgres(tb, append([]string{"ssl=on", "ssl_ca_file=ca.crt"}, settings...))
@@ -135,8 +135,8 @@ func (s *PostgresServer) URL(scheme string) string {
 //
 // The first process is stopped and killed last. It starts no other process in
 // the meantime, and no other process sees its end. A process that sees the end
-// of the first one frees its locks gracefully, and a client whose process has
-// not been killed yet may be granted them.
+// of the first process frees its locks gracefully, and a client whose process
+// has not been killed yet may be granted them.
 func (s *PostgresServer) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +196,7 @@ func (s *PostgresServer) Freeze() {
 	}
 	Eventually(s.tb, func() bool {
 		return !slices.ContainsFunc(s.frozen, func(pid int) bool { return stateLetter(pid) == 'R' })
-	}, "the server's processes stand still")
+	}, "the server's processes have stopped")
 }
 
 // Thaw lets a frozen server continue.

@@ -18,9 +18,9 @@ import (
 const programVariable = "DSYNC_TEST_PROGRAM"
 
 // RunProgram is the first half of a TestMain of package main whose tests call
-// [Program]. It calls main, which must exit, if this process was made by
-// Program, or if its environment has one of the variables by which the program
-// recognizes its child processes. Otherwise it returns.
+// [Program]. If this process was made by Program, it calls main, which must
+// exit. It also does so if the environment has one of the variables by which
+// the program recognizes its child processes. Otherwise it returns.
 func RunProgram(main func(), variables ...string) {
 	for _, variable := range append(variables, programVariable) {
 		if os.Getenv(variable) != "" {

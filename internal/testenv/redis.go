@@ -43,7 +43,7 @@ func redisAt(tb testing.TB, at host, args []string) *RedisServer {
 	return startRedis(tb, at, port, nil, append([]string{"--port", strconv.Itoa(port)}, args...))
 }
 
-// RedisTLS is Redis with a server that only listens with TLS, with the server
+// RedisTLS is like Redis, but its server only listens with TLS, with the server
 // certificate of certs. By default it requires client certificates of the same
 // authority ("--tls-auth-clients", "no" turns that off).
 func RedisTLS(tb testing.TB, certs *Certificates, args ...string) *RedisServer {

@@ -34,8 +34,8 @@ func RedisCluster(tb testing.TB, masters, replicasPerMaster int, args ...string)
 	return redisCluster(tb, []host{loopback}, masters, replicasPerMaster, args)
 }
 
-// RedisClusterOn is RedisCluster with a master on each host. Its replicas are
-// on the following hosts.
+// RedisClusterOn is like RedisCluster, but with a master on each host. Its
+// replicas are on the following hosts.
 func RedisClusterOn(h *Hosts, replicasPerMaster int, args ...string) *Cluster {
 	h.tb.Helper()
 	return redisCluster(h.tb, h.hosts, len(h.hosts), replicasPerMaster, args)
@@ -230,8 +230,8 @@ func RedisSentinel(tb testing.TB, replicas int, args ...string) *Sentinel {
 	return redisSentinel(tb, []host{loopback}, replicas, args)
 }
 
-// RedisSentinelOn is RedisSentinel with a sentinel on each of the first three
-// hosts. The primary and the replicas are on the first hosts.
+// RedisSentinelOn is like RedisSentinel, but with a sentinel on each of the
+// first three hosts. The primary and the replicas are on the first hosts.
 func RedisSentinelOn(h *Hosts, replicas int, args ...string) *Sentinel {
 	h.tb.Helper()
 	return redisSentinel(h.tb, h.hosts, replicas, args)
@@ -246,8 +246,8 @@ func redisSentinel(tb testing.TB, hosts []host, replicas int, args []string) *Se
 		s.Nodes = append(s.Nodes, redisAt(tb, hosts[(i+1)%len(hosts)],
 			append([]string{"--replicaof", strings.Replace(primary.Addr, ":", " ", 1)}, args...)))
 	}
-	// Sentinels discover replicas by querying the primary, which they do at
-	// once and then rarely.
+	// Sentinels discover replicas by querying the primary, which they do
+	// immediately and then rarely.
 	Eventually(tb, func() bool {
 		return primary.info("INFO", "replication")["connected_slaves"] == strconv.Itoa(replicas) &&
 			!slices.ContainsFunc(s.Nodes[1:], func(node *RedisServer) bool { return !node.replicates() })

@@ -52,5 +52,5 @@ func TestRedisClusterFailover(t *testing.T) {
 		t.Errorf("GET after the failover: got %v, want v", got)
 	}
 	old.Start()
-	Eventually(t, old.replicates, "the old master follows the new one")
+	Eventually(t, old.replicates, "the old master follows the new master")
 }

@@ -20,7 +20,7 @@ func TestRedisSentinel(t *testing.T) {
 		t.Errorf("GET after the failover: got %v, want v", got)
 	}
 	old.Start()
-	Eventually(t, old.replicates, "the old primary follows the new one")
+	Eventually(t, old.replicates, "the old primary follows the new primary")
 }
 
 func TestRedisSentinelWithPassword(t *testing.T) {
@@ -28,5 +28,5 @@ func TestRedisSentinelWithPassword(t *testing.T) {
 	s := RedisSentinel(t, 1, "--requirepass", password, "--masterauth", password)
 	s.Primary().Do("SET", "k", "v")
 	s.Sentinels[0].Restart()
-	Eventually(t, func() bool { return s.informed(s.Sentinels[0], 1) }, "a sentinel that was restarted knows the others")
+	Eventually(t, func() bool { return s.informed(s.Sentinels[0], 1) }, "a restarted sentinel knows the other sentinels")
 }

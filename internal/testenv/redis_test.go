@@ -95,7 +95,7 @@ func TestRedisFreeze(t *testing.T) {
 func processState(t *testing.T, pid int) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("the state of a frozen process is UNTESTED: it takes Linux to read it")
+		t.Skip("the state of a frozen process is UNTESTED: it can only be read on Linux")
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -165,7 +165,7 @@ func TestRedisAwaitReplicas(t *testing.T) {
 		primary.AwaitReplicas(1)
 		close(done)
 	}()
-	Eventually(t, func() bool { return primary.info("INFO", "clients")["blocked_clients"] == "1" }, "the wait waits")
+	Eventually(t, func() bool { return primary.info("INFO", "clients")["blocked_clients"] == "1" }, "AwaitReplicas is waiting")
 	replica.Thaw()
 	<-done
 	if got := replica.Do("GET", "k"); got != "v" {
@@ -215,6 +215,6 @@ func TestRedisTLS(t *testing.T) {
 	}
 	s = RedisTLS(t, certs, "--tls-auth-clients", "no")
 	if err := ask(anonymous); err != nil {
-		t.Errorf("without a client certificate where none is asked for: %v", err)
+		t.Errorf("without a client certificate where none is required: %v", err)
 	}
 }

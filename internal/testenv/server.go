@@ -107,7 +107,7 @@ func (s *Server) signal(send func(*process) error) {
 func (s *Server) launch() {
 	s.tb.Helper()
 	s.tb.Cleanup(func() {
-		s.Kill() // killed at once, because the temporary directory is not worth a graceful end
+		s.Kill() // killed immediately, because the temporary directory is not worth a graceful end
 		if s.tb.Failed() {
 			s.tb.Logf("end of the log of %s at %s:\n%s", s.name, s.Addr, s.tail())
 		}

@@ -69,7 +69,7 @@ func outcomeOf(t *testing.T, test func(tb testing.TB)) *outcome {
 func TestServerThatCannotStart(t *testing.T) {
 	got := outcomeOf(t, func(tb testing.TB) { Redis(tb, "--no-such-option", "1") })
 	if !got.failed || !strings.Contains(got.text, "no-such-option") {
-		t.Errorf("got failed=%t %q, want a failure with the log of the server", got.failed, got.text)
+		t.Errorf("got failed=%t %q, want a failure with the server's log", got.failed, got.text)
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestSpareServers has tests leave something on a server, or disturb it. The
-// next test gets a server without data, and the same one where it can be
+// TestSpareServers lets tests leave something on a server, or disturb it. The
+// next test gets a server without data, and the same server if it can be
 // cleaned.
 func TestSpareServers(t *testing.T) {
 	guarded := func(t *testing.T) context.Context {

@@ -109,7 +109,7 @@ func TestSpawnFailure(t *testing.T) {
 	}
 	got := outcomeOf(t, func(tb testing.TB) { Spawn(tb, "fail").Line() })
 	if !got.failed || !strings.Contains(got.text, "exit status 3") || !strings.Contains(got.text, "why it failed") {
-		t.Errorf("a line of a process that failed: got %q, want its exit code and what it said", got.text)
+		t.Errorf("a line of a process that failed: got %q, want its exit code and its output", got.text)
 	}
 }
 

@@ -28,7 +28,7 @@ func TestServerDirRemovesWhatIsLeft(t *testing.T) {
 		}
 		for dir, want := range map[string]bool{left: false, other: true, first: true, second: true} {
 			if _, err := os.Stat(dir); (err == nil) != want {
-				t.Errorf("%s: %v; want that it is there: %t", dir, err, want)
+				t.Errorf("%s: %v; want an existing directory: %t", dir, err, want)
 			}
 		}
 	})

@@ -47,8 +47,8 @@ func need(tb testing.TB, binary, pkg string) string {
 	return path
 }
 
-// provided returns the path of a file in the folder that DSYNC_TEST_SERVERS
-// names, or "". The servers in that folder replace the usual ones.
+// provided returns the path of a file in the directory that DSYNC_TEST_SERVERS
+// names, or "". The servers in that directory replace the usual ones.
 func provided(name string) string {
 	dir := os.Getenv("DSYNC_TEST_SERVERS")
 	if dir == "" {
@@ -136,8 +136,8 @@ func affinity(cpus string, pid int) error {
 }
 
 // Eventually waits until cond returns true. If this takes so long that only a
-// hang explains it, Eventually fails the test with the message what. Use it for
-// server state whose changes are not reported.
+// hang explains it, Eventually fails the test with what as the message. Use it
+// for server state whose changes are not reported.
 func Eventually(tb testing.TB, cond func() bool, what string) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -290,9 +290,9 @@ func readNumber(file string) (int, error) {
 // predict how long they take.
 const leakGuard = 10 * time.Second
 
-// NoLeaks is the second half of a TestMain. It runs the tests, which may get
-// servers that earlier tests have left without data, and fails if a goroutine
-// is left, except goroutines that run one of the functions in except.
+// NoLeaks is the second half of a TestMain. It runs the tests and fails if a
+// goroutine is left, except goroutines that run one of the functions in except.
+// The tests may get servers that earlier tests have left without data.
 // Functions are given with their packages: "net/http.(*Server).Serve".
 func NoLeaks(m *testing.M, except ...string) {
 	code := spares.use(m.Run)

@@ -20,11 +20,11 @@ import (
 )
 
 // zookeeperJars are the libraries of Debian's packages zookeeper and
-// libzookeeper-java that a server needs. The manifest of the first one names
-// the others.
+// libzookeeper-java that a server needs. The manifest of the first library
+// names the others.
 const zookeeperJars = "/usr/share/java/zookeeper.jar"
 
-// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms, and
+// ZooKeeperServer is a private ZooKeeper. It counts in ticks of 100 ms and
 // keeps sessions of 200 ms to 60 s.
 type ZooKeeperServer struct {
 	Server
@@ -50,14 +50,15 @@ func startZooKeeper(tb testing.TB, at host, settings []string) *ZooKeeperServer 
 	return s
 }
 
-// ZooKeeperEnsemble starts an ensemble of n servers, and returns when all of
+// ZooKeeperEnsemble starts an ensemble of n servers and returns when all of
 // them have found a leader.
 func ZooKeeperEnsemble(tb testing.TB, n int, settings ...string) []*ZooKeeperServer {
 	tb.Helper()
 	return zooKeeperEnsemble(tb, slices.Repeat([]host{loopback}, n), settings)
 }
 
-// ZooKeeperEnsembleOn is ZooKeeperEnsemble with a server on each host.
+// ZooKeeperEnsembleOn is like ZooKeeperEnsemble, but with a server on each
+// host.
 func ZooKeeperEnsembleOn(h *Hosts, settings ...string) []*ZooKeeperServer {
 	h.tb.Helper()
 	return zooKeeperEnsemble(h.tb, h.hosts, settings)
@@ -237,10 +238,10 @@ func (s *ZooKeeperServer) clean(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// the remaining connection is that of the command
+		// the command itself has the remaining connection
 		one := strings.Contains(text, "zk_num_alive_connections\t1\n")
 		if one && !strings.Contains(text, "zk_global_sessions\t0\n") {
-			return errors.New("a session is left")
+			return errors.New("a session remains")
 		}
 		if one && strings.Contains(text, "zk_watch_count\t0\n") {
 			break
@@ -291,7 +292,7 @@ func dialJute(ctx context.Context, addr string) (*jute, error) {
 	return c, nil
 }
 
-// exchange sends a frame and returns the next one from the server.
+// exchange sends a frame and returns the next frame from the server.
 func (c *jute) exchange(frame []byte) ([]byte, error) {
 	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
 		return nil, err
@@ -322,7 +323,7 @@ func (c *jute) request(operation int32, body []byte) ([]byte, error) {
 	return answer[16:], nil
 }
 
-// removeBelow deletes all nodes below a path, except those of the server.
+// removeBelow deletes all nodes below a path, except the server's own nodes.
 func (c *jute) removeBelow(path string) error {
 	text := func(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
 	answer, err := c.request(8, append(text(cmp.Or(path, "/")), 0)) // getChildren, without a watch
@@ -368,7 +369,7 @@ func (s *ZooKeeperServer) counter(name string) int64 {
 // manifest names the others.
 const curatorJar = "/usr/share/java/curator-recipes.jar"
 
-// Curator compiles a Java program that uses Debian's Curator, and returns the
+// Curator compiles a Java program that uses Debian's Curator and returns the
 // command line that runs its class.
 func Curator(tb testing.TB, source, class string) []string {
 	tb.Helper()
@@ -378,7 +379,7 @@ func Curator(tb testing.TB, source, class string) []string {
 	return Java(tb, curatorJar, source, class)
 }
 
-// Java compiles a Java program, and returns the command line that runs its
+// Java compiles a Java program and returns the command line that runs its
 // class. It compiles each version of a program once, into the user's cache
 // directory.
 func Java(tb testing.TB, classpath, source, class string) []string {

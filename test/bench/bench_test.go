@@ -15,8 +15,8 @@ var (
 	fullRun       = flag.Bool("full", false, "measure, instead of a short run that shows that everything works")
 	onlyBackends  = flag.String("backends", "", "names of backends, separated by commas; all if empty")
 	onlyWorkloads = flag.String("workloads", "", "numbers of workloads, separated by commas; all if empty")
-	storage       = flag.String("storage", "memory", "what servers keep their data on: disk, memory, or disk,memory")
-	rounds        = flag.Int("rounds", 0, "rounds, if not the usual number")
+	storage       = flag.String("storage", "memory", "where servers keep their data: disk, memory, or disk,memory")
+	rounds        = flag.Int("rounds", 0, "number of rounds, if not the default")
 	writeTo       = flag.String("out", "", "the directory for the report")
 )
 

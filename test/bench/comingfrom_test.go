@@ -102,7 +102,7 @@ func redissonOf(ctx context.Context, o *redis.UniversalOptions) (*redisson.Drive
 			return c, nil
 		}
 	}
-	return redisson.Connect(ctx, server, nil) // dsync.New takes the driver, and closes its connections with the client
+	return redisson.Connect(ctx, server, nil) // dsync.New takes the driver and closes its connections with the client
 }
 
 // TestRedissonOf has a program with go-redis lock on its server, in its

@@ -13,9 +13,9 @@ import (
 	"unsafe"
 )
 
-// guard detects whether two callers ever hold a name at once. It is memory that
-// processes share. It contains a count of overlaps and, for each name, the
-// number of its holders.
+// guard detects whether two callers ever hold a name at the same time. It is
+// memory that processes share. It contains a count of overlaps and, for each
+// name, the number of its holders.
 type guard struct {
 	memory []byte
 	cells  *[1 + guardNames]atomic.Int64
@@ -45,7 +45,8 @@ func newGuard(path string) (*guard, error) {
 
 func (g *guard) close() error { return syscall.Munmap(g.memory) }
 
-// enter must be called by a new holder, and leave before its release.
+// A new holder must call enter, and must call leave before it releases the
+// name.
 func (g *guard) enter(name int) {
 	if g.cells[1+name].Add(1) != 1 {
 		g.cells[0].Add(1)
@@ -54,7 +55,7 @@ func (g *guard) enter(name int) {
 
 func (g *guard) leave(name int) { g.cells[1+name].Add(-1) }
 
-var errOverlap = errors.New("two callers held the lock at once")
+var errOverlap = errors.New("two callers held the lock at the same time")
 
 // err returns errOverlap if there was an overlap since the last call.
 func (g *guard) err() error {

@@ -19,7 +19,7 @@ type gate struct {
 
 const (
 	gateLoss   = 2 // times the stated ratio
-	gateRounds = 5 // in which the floor and dsync take turns
+	gateRounds = 5 // the number of rounds, in which the floor and dsync take turns
 	gateTries  = 5 // all of which must find the gate closed
 )
 
@@ -86,7 +86,7 @@ func (g gate) ratio(b *bed, r *Row, rounds int) (float64, error) {
 	return quantile(cells[1].ratios(&cells[0], g.Metric), 0.5), nil
 }
 
-// check measures until it finds the gate open, and returns the measured ratios.
+// check measures until it finds the gate open and returns the measured ratios.
 func (g gate) check(b *bed) (open bool, ratios []float64, err error) {
 	for range gateTries {
 		ratio, err := g.ratio(b, b.backend.row(g.Row), gateRounds)

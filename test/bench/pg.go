@@ -47,7 +47,7 @@ var pgBackend = &Backend{
 
 func pgURL(addrs []string) string { return "postgres://" + addrs[0] + pgPath }
 
-// pgKey is the advisory lock of a name.
+// pgKey is the key of a name's advisory lock.
 func pgKey(name string) int64 {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails

@@ -150,7 +150,7 @@ func listen(p *testenv.Process) (t tally, err error) {
 	select {
 	case line, ok := <-p.Lines:
 		if !ok {
-			return t, errors.New("the process ended without an answer")
+			return t, errors.New("the process ended without a response")
 		}
 		if err := json.Unmarshal([]byte(line), &t); err != nil {
 			return t, fmt.Errorf("%q: %w", line, err)

@@ -57,7 +57,7 @@ func startRedis(tb testing.TB, storage testenv.Storage, n int) *Servers {
 // newRueidis returns a client whose connection is in the state that it has in a
 // running service. On a new connection, the callers write and read themselves.
 // The library permanently ends this mode at the first request with a cancelable
-// context, or when two requests are on their way at once.
+// context, or when two requests are on their way simultaneously.
 func newRueidis(addr string) (rueidis.Client, error) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true, DisableCache: true})
 	if err != nil {

@@ -123,8 +123,8 @@ func flushTime() (time.Duration, error) {
 	return percentile(times, 0.5).Round(time.Microsecond), nil
 }
 
-// number formats a value with three digits, or with all digits before the
-// point.
+// number formats a value with three significant digits, or as an integer if it
+// is 100 or more.
 func number(v float64) string {
 	if math.IsNaN(v) {
 		return "-"

@@ -166,7 +166,7 @@ type place struct {
 // cell holds the results of a row in a workload.
 type cell struct {
 	Samples  []Sample // by round, nil where the round failed
-	Error    error    // the last one
+	Error    error    // the last error
 	failures int      // rounds
 }
 

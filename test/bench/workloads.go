@@ -261,7 +261,7 @@ func measureHandOver(ctx context.Context, b *bed, r *Row, round int) (Sample, er
 	return Sample{"p50 µs": micros(percentile(took, 0.5)), "p99 µs": micros(percentile(took, 0.99))}, held.Release(ctx)
 }
 
-// handTo hands over a lock to a waiting client, and returns the time from the
+// handTo hands over a lock to a waiting client and returns the time from the
 // release to the grant.
 func handTo(ctx context.Context, next Locker, held Held, name string, settle time.Duration, g *guard) (time.Duration, Held, error) {
 	type grant struct {

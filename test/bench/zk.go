@@ -124,7 +124,7 @@ func (s zkSession) queue(ctx context.Context, name string) (Held, error) {
 	}
 }
 
-// lock is the lock of the client library.
+// lock acquires the client library's Lock.
 func (s zkSession) lock(_ context.Context, name string) (Held, error) {
 	lock := gozk.NewLock(s.conn, "/"+name, openACL)
 	if err := lock.Lock(); err != nil {

@@ -1,4 +1,4 @@
-// The etcd server and the etcdctl that tests run beside those of the distribution; internal/testenv builds them.
+// The etcd server and the etcdctl that tests run in addition to the distribution's; internal/testenv builds them.
 module github.com/go-dsync/dsync/test/etcdserver
 
 go 1.26.0

@@ -1,5 +1,5 @@
-// Package interop tests drivers/redisson together with Java's Redisson: Java
-// and Go programs share one Redis.
+// Package interop tests drivers/redisson together with Java's Redisson. Java
+// and Go programs share one Redis server.
 package interop
 
 import (
@@ -186,7 +186,7 @@ func (b *bed) free(tb testing.TB, name string) {
 // gone waits until no key is left of a lock, except the counter of fenced
 // locks, the queue of waiters, and the latches by which Redisson recognizes a
 // repeated unlock. In a cluster, Redisson 4.2.0 leaves these latches until they
-// expire after at most 20 s. Other versions delete them after the answer.
+// expire after at most 20 s. Other versions delete them after the response.
 func (b *bed) gone(tb testing.TB, name string) {
 	tb.Helper()
 	testenv.Eventually(tb, func() bool {
@@ -198,7 +198,7 @@ func (b *bed) gone(tb testing.TB, name string) {
 			}
 		}
 		return true
-	}, "nothing is left of "+name)
+	}, "there are no remains of "+name)
 }
 
 // subscribed waits until a channel has the given number of subscribers.
@@ -281,13 +281,13 @@ func refuses(tb testing.TB, c dsync.Locker, name string) {
 	}
 }
 
-// lost waits until a lease ends, and checks that the lease reports a loss.
+// lost waits until a lease ends and checks that the lease reports a loss.
 func lost(tb testing.TB, l *dsync.Lease) {
 	tb.Helper()
 	select {
 	case <-l.Done():
 	case <-time.After(hangGuard):
-		tb.Fatal("the holder was not told")
+		tb.Fatal("the holder was not notified")
 	}
 	if !errors.Is(l.Err(), dsync.ErrLost) {
 		tb.Errorf("Err of the lease: got %v, want ErrLost", l.Err())

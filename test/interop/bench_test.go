@@ -12,8 +12,8 @@ import (
 	"github.com/go-dsync/dsync/test/interop/agent"
 )
 
-// player acquires and releases a lock, and returns the times by the clock of
-// the machine.
+// player acquires and releases a lock and returns the times by the clock of the
+// machine.
 type player interface {
 	begin(tb testing.TB) (granted func() time.Time)
 	unlock(tb testing.TB) (begun time.Time)

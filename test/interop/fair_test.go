@@ -19,7 +19,7 @@ import (
 
 var fair = []scenario{
 	{"order of arrival", true, fairOrder},
-	{"a canceled waiter leaves the queue at once", true, fairGiveUp},
+	{"a canceled waiter leaves the queue immediately", true, fairGiveUp},
 	{"unlock of a free lock", false, fairUnlockFree},
 	{"a go waiter dies", false, fairGoDies},
 	{"a go waiter dies before java", false, fairGoDiesBeforeJava},
@@ -27,12 +27,12 @@ var fair = []scenario{
 	{"a holder that was renewed dies", false, fairHolderDies},
 	{"an interrupted java waiter stays in the queue", false, fairInterrupted},
 	{"tries do not queue, reentrancy does not wait", false, fairTries},
-	{"go ends the hold of java by force", false, fairGoForces},
-	{"java ends the hold of go by force", false, fairJavaForces},
+	{"go ends java's hold by force", false, fairGoForces},
+	{"java ends go's hold by force", false, fairJavaForces},
 	{"lock and queue are deleted", false, fairDelete},
 	{"a hold that outlasts every wait", false, fairLongHold},
 	{"a crowd of both", true, fairCrowd},
-	{"eight callers of go have the share of one client", false, fairShare},
+	{"eight go callers have the share of one client", false, fairShare},
 	{"subscriptions are cut while both wait", false, fairCut},
 }
 
@@ -116,8 +116,8 @@ type inLine struct {
 	call    *call  // the call of a Java waiter
 }
 
-// stand adds waiters one behind the other, and returns them. g is a Go waiter,
-// j a Java waiter, and t a Java waiter with a timeout of three seconds.
+// stand adds waiters one behind the other and returns them. g is a Go waiter, j
+// a Java waiter, and t a Java waiter with a timeout of three seconds.
 func (b *bed) stand(t *testing.T, name, letters string) []*inLine {
 	t.Helper()
 	c := b.client(t, "&fair=true&order=fifo")
@@ -185,7 +185,7 @@ func fairOrder(t *testing.T, b *bed) {
 	for _, w := range line {
 		at := b.time(t, name, w.hold)
 		if at <= last {
-			t.Errorf("time of a waiter: in %v, want more than %v, that of the one before it", at, last)
+			t.Errorf("time of a waiter: in %v, want more than %v, the time of the waiter ahead", at, last)
 		}
 		last = at
 	}
@@ -205,7 +205,7 @@ func fairGiveUp(t *testing.T, b *bed) {
 	line := b.stand(t, name, "gtgj")
 	line[0].cancel()
 	if got := b.queue(name); slices.Contains(got, line[0].hold) || len(got) > 3 {
-		t.Errorf("queue when the first waiter has returned: got %q, want it without %s", got, line[0].hold)
+		t.Errorf("queue when the first waiter has returned: got %q, want a queue without %s", got, line[0].hold)
 	}
 	line[1].call.equals(t, "false")
 	if got := b.queue(name); !slices.Equal(got, holdsOf(line[2:])) {
@@ -229,7 +229,7 @@ func (b *bed) quiet(t *testing.T, server *testenv.RedisServer, f func()) {
 	after, seconds := server.Commands(), time.Since(start).Seconds()
 	runs := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
 	if limit := 20*seconds + 20; float64(runs) > limit {
-		t.Errorf("a waiter behind a dead one: %d requests in %.1f s, want at most %.0f", runs, seconds, limit)
+		t.Errorf("a waiter behind a dead waiter: %d requests in %.1f s, want at most %.0f", runs, seconds, limit)
 	}
 }
 
@@ -276,7 +276,7 @@ func fairJavaDies(t *testing.T, b *bed) {
 	java.Kill()
 	own.quiet(t, own.node(name), func() {
 		if at := own.time(t, name, hold); at < 5*time.Minute {
-			t.Errorf("time of the waiter of java: in %v, want more than five minutes", at)
+			t.Errorf("time of the java waiter: in %v, want more than five minutes", at)
 		}
 		j.do(t, "unlock")
 		line[0].granted()
@@ -406,7 +406,7 @@ func fairDelete(t *testing.T, b *bed) {
 
 // fairLongHold covers waiters whose time has expired. The next request of any
 // Redisson client removes such a waiter from the queue. A Go waiter that was
-// next is next again.
+// next then becomes next again.
 func fairLongHold(t *testing.T, b *bed) {
 	name := fresh("long")
 	j := b.redisson.thread(name, "fair", name)
@@ -415,7 +415,7 @@ func fairLongHold(t *testing.T, b *bed) {
 	b.node(name).Do("ZADD", "redisson_lock_timeout:"+tagged(name), "XX", "1000", line[0].hold)
 	j.do(t, "unlock")
 	testenv.Eventually(t, func() bool { return slices.Equal(b.queue(name), []string{line[0].hold, line[2].hold}) },
-		"the waiter of go that was thrown out is first again")
+		"the go waiter that was removed is first again")
 	b.served(t, name, line[1], line[0], line[2])
 }
 
@@ -452,14 +452,14 @@ func fairShare(t *testing.T, b *bed) {
 			}
 		})
 	}
-	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the callers of go are busy")
+	testenv.Eventually(t, func() bool { return sections.Load() > callers }, "the go callers are busy")
 	before, begun := sections.Load(), time.Now()
 	b.redisson.thread(name, "fair", name).do(t, "sections", guest, strconv.Itoa(turns))
 	inside, took := sections.Load()-before, time.Since(begun)
 	cancel()
 	wg.Wait()
 	endOrder()
-	t.Logf("%d turns of a thread of java in %v, beside %d sections of %d callers of go: %d %% of all", turns, took, inside, callers,
+	t.Logf("%d turns of a java thread in %v, alongside %d sections of %d go callers: %d %% of all", turns, took, inside, callers,
 		100*turns/(inside+turns))
 	if len(order.overtaking) > 0 {
 		t.Errorf("overtaken in the queue: %v", order.overtaking[0])

@@ -121,7 +121,7 @@ func goFrozen(t *testing.T, b *bed) {
 	w.ok(t)
 	p.Cont()
 	if got := p.Line(); got != "over true true" {
-		t.Errorf("the frozen holder says %q, want that the lease was lost and is not held", got)
+		t.Errorf("the frozen holder reports %q, want a lost lease that is not held", got)
 	}
 	b.holds(t, name, j.owner(t), "1")
 	j.do(t, "unlock")

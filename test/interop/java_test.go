@@ -203,7 +203,7 @@ type thread struct {
 // fair, fenced, read, write, latch or permits.
 func (c *redisson) thread(name, kind, lock string) *thread { return &thread{c, name, kind, lock} }
 
-// begin makes the thread execute a command after its unfinished ones.
+// begin makes the thread execute a command after its unfinished commands.
 func (t *thread) begin(command string, args ...string) *call {
 	return t.client.java.call(t.client.name, t.name, command, append([]string{t.kind, t.lock}, args...)...)
 }

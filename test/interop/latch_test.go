@@ -109,7 +109,7 @@ func latchCounted(t *testing.T, b *bed) {
 		node := b.node(name)
 		first.down(t) // nothing happens
 		if !first.set(t, 4) || second.set(t, 7) || first.set(t, 7) {
-			t.Errorf("%s sets the latch first: want no other client to set it", first.name)
+			t.Errorf("%s did not set the latch, or the latch was set twice", first.name)
 		}
 		for n := 4; n > 0; n-- {
 			if got, want := node.Do("GET", name), strconv.Itoa(n); got != want {
@@ -123,7 +123,7 @@ func latchCounted(t *testing.T, b *bed) {
 			[]*sideOfLatch{first, second}[n%2].down(t)
 		}
 		if got := node.Do("EXISTS", name); got != int64(0) {
-			t.Error("the key is left at 0")
+			t.Error("the key remains at 0")
 		}
 		first.wantCount(t, 0)
 		second.wantCount(t, 0)

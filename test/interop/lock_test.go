@@ -25,17 +25,17 @@ var plain = []scenario{
 	{"java holds and go waits", true, javaHolds},
 	{"go holds and java waits", true, goHolds},
 	{"tries are refused on both sides", true, tries},
-	{"tryLock of java with wait and lease", false, tryForAWhile},
-	{"reentrancy of java", false, javaReenters},
-	{"reentrancy of go", false, goReenters},
+	{"java's tryLock with wait and lease", false, tryForAWhile},
+	{"java's reentrancy", false, javaReenters},
+	{"go's reentrancy", false, goReenters},
 	{"a client without the lock cannot unlock it", false, strangers},
 	{"unlock of a free lock", false, unlockFree},
-	{"lease of java runs out", false, javaLeaseEnds},
-	{"lease of go runs out", false, goLeaseEnds},
-	{"go ends the hold of java by force", false, goForces},
-	{"java ends the hold of go by force", false, javaForces},
-	{"watchdog of java", false, javaWatchdog},
-	{"watchdog of go", false, goWatchdog},
+	{"java's lease runs out", false, javaLeaseEnds},
+	{"go's lease runs out", false, goLeaseEnds},
+	{"go ends java's hold by force", false, goForces},
+	{"java ends go's hold by force", false, javaForces},
+	{"java's watchdog", false, javaWatchdog},
+	{"go's watchdog", false, goWatchdog},
 	{"java is killed", false, javaKilled},
 	{"go is killed", false, goKilled},
 	{"java is frozen", false, javaFrozen},
@@ -47,7 +47,7 @@ var plain = []scenario{
 	{"subscriptions are cut while both wait", false, subscriptionsCut},
 	{"a message that is no number", false, nonsense},
 	{"two objects of one lock in java", false, twoObjects},
-	{"the answer to an unlock of go is lost", false, unlockAnswerLost},
+	{"the response to go's unlock is lost", false, unlockAnswerLost},
 	{"go asks twice", true, acquireTwice},
 }
 
@@ -81,7 +81,7 @@ func byMessage(t *testing.T, handOver func() time.Duration) {
 		}
 		took = min(took, handOver())
 	}
-	t.Errorf("the fastest hand-over took %v, so no message woke the one that waited", took)
+	t.Errorf("the fastest hand-over took %v, so no message woke the waiter", took)
 }
 
 func javaHolds(t *testing.T, b *bed) {
@@ -194,7 +194,7 @@ func javaReenters(t *testing.T, b *bed) {
 		b.holds(t, name, j.owner(t), count)
 		b.lasts(t, name, 10*time.Second)
 		if w.ended() {
-			t.Fatalf("go got the lock of which java has %s holds left", count)
+			t.Fatalf("go got the lock although java has %s holds left", count)
 		}
 	}
 	sp.expect(t)
@@ -220,7 +220,7 @@ func goReenters(t *testing.T, b *bed) {
 		unlock(t, lease)
 		b.holds(t, name, field, "1")
 		if w.ended() {
-			t.Fatal("java got the lock of which go has a lease left")
+			t.Fatal("java got the lock although go has a lease left")
 		}
 	}
 	sp.expect(t)
@@ -316,7 +316,7 @@ func goLeaseEnds(t *testing.T, b *bed) {
 	b.lasts(t, name, 700*time.Millisecond)
 	j.acquire(0).ok(t)
 	if lease.Err() == nil {
-		t.Error("java has the lock, and the lease of go is not over")
+		t.Error("java holds the lock, but go's lease has not ended")
 	}
 	lost(t, lease)
 	b.holds(t, name, j.owner(t), "1")
@@ -349,7 +349,7 @@ func goForces(t *testing.T, b *bed) {
 	}
 	for end := time.Now().Add(2 * shortWatchdog); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if b.node(name).Do("EXISTS", name) != int64(0) {
-			t.Fatal("the watchdog of java brought the lock back")
+			t.Fatal("java's watchdog brought the lock back")
 		}
 	}
 }
@@ -528,7 +528,7 @@ func twoObjects(t *testing.T, b *bed) {
 	other.do(t, "unlock")
 	b.holds(t, name, j.owner(t), "1")
 	if left := b.node(name).Do("PTTL", name).(int64); left <= 5000 {
-		t.Errorf("PTTL after an unlock by another object: got %d, want that of the watchdog", left)
+		t.Errorf("PTTL after an unlock by another object: got %d, want the watchdog's PTTL", left)
 	}
 	j.do(t, "unlock")
 }

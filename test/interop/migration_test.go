@@ -132,7 +132,7 @@ func (m *move) leftBehind(t *testing.T) {
 	}
 	late.interrupt(t)
 	if vain.wait(t); vain.err == nil || !strings.HasPrefix(vain.err.Error(), "InterruptedException") {
-		t.Errorf("java's wait: got %v, want that it was interrupted", vain.err)
+		t.Errorf("java's wait: got %v, want an interruption", vain.err)
 	}
 	m.status(t, 0, name, "1 moved")
 }

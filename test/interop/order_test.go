@@ -52,7 +52,7 @@ type overtaking struct {
 }
 
 func (o overtaking) String() string {
-	return fmt.Sprintf("%s: %s was granted to %s, who asked %v later than %s", o.at.Format("15:04:05.000"), o.name, o.by.hold,
+	return fmt.Sprintf("%s: %s was granted to %s, whose request came %v later than that of %s", o.at.Format("15:04:05.000"), o.name, o.by.hold,
 		o.by.at.Sub(o.who.at), o.who.hold)
 }
 
@@ -194,10 +194,10 @@ func TestArrivals(t *testing.T) {
 		{"in order", "rpush a, rpush b, lrem a, hset a, lrem b, hset b", 1, ""},
 		{"java in order", "rpush a, rpush b, lpop, zrem a, hset a, lpop, hset b", 1, ""},
 		{"at once", "hset a, rpush b, lrem b, hset b", 0, ""},
-		{"one that gave up", "rpush a, rpush b, lrem a, lrem b, hset b", 0, ""},
+		{"a waiter that gave up", "rpush a, rpush b, lrem a, lrem b, hset b", 0, ""},
 		{"overtaken", "rpush a, rpush b, lrem b, hset b, lrem a, hset a", 1, "a by b"},
-		{"thrown out and overtaken by all", "rpush a, rpush b, lpop, lpop, hset b, hset c, rpush a, hset a", 1, "a by b"},
-		{"thrown out, and first again", "rpush a, rpush b, lpop, lpush a, lrem a, hset a, lrem b, hset b", 1, ""},
+		{"removed and overtaken by all", "rpush a, rpush b, lpop, lpop, hset b, hset c, rpush a, hset a", 1, "a by b"},
+		{"removed, and first again", "rpush a, rpush b, lpop, lpush a, lrem a, hset a, lrem b, hset b", 1, ""},
 		{"overtaken without having waited", "rpush a, hset b", 1, "a by b"},
 		{"asks again", "rpush a, hset a, rpush b, rpush a, hset b, hset a", 1, ""},
 	} {

@@ -12,12 +12,12 @@ import (
 
 // permits are scenarios of getPermitExpirableSemaphore.
 var permits = []scenario{
-	{"both take permits of one limit", true, permitsShared},
+	{"both acquire permits of one limit", true, permitsShared},
 	{"released permits wake waiters, in both directions", true, permitHandOvers},
-	{"expired permits of go become free for java", false, goPermitsExpire},
-	{"expired permits of java become free for go", false, javaPermitsExpire},
+	{"go's expired permits become free for java", false, goPermitsExpire},
+	{"java's expired permits become free for go", false, javaPermitsExpire},
 	{"a limit that java raises", true, javaRaisesLimit},
-	{"a crowd of both takes permits", true, permitCrowd},
+	{"a crowd of both acquires permits", true, permitCrowd},
 }
 
 func permitChannel(name string) string { return "redisson_sc:" + tagged(name) }
@@ -44,7 +44,7 @@ func permitsShared(t *testing.T, b *bed) {
 		id := j.do(t, "acquire", "60000")
 		lease, err := c.TryLock(ctx, name, dsync.Permits(3, 4))
 		if err != nil {
-			t.Fatalf("go asks for 3 of 4 permits, of which java has one: %v", err)
+			t.Fatalf("go requests 3 of 4 permits while java holds one: %v", err)
 		}
 		b.wantFree(t, name, 0)
 		ends := "{" + name + "}:timeout"
@@ -59,10 +59,10 @@ func permitsShared(t *testing.T, b *bed) {
 		j.begin("tryAcquire").equals(t, "none")
 		j.begin("available").equals(t, "0")
 		if _, err := c.TryLock(ctx, name, dsync.Permits(1, 0)); !errors.Is(err, dsync.ErrLocked) {
-			t.Errorf("go asks for a permit too many: got %v, want ErrLocked", err)
+			t.Errorf("go requests one permit too many: got %v, want ErrLocked", err)
 		}
 		if _, err := c.TryLock(ctx, name, dsync.Permits(1, 5)); !errors.Is(err, dsync.ErrLimit) {
-			t.Errorf("go names another limit: got %v, want ErrLimit", err)
+			t.Errorf("go passes another limit: got %v, want ErrLimit", err)
 		}
 		if s, err := c.Inspect(ctx, name); err != nil || s.Used != 4 || s.Limit != 4 || s.Holders != 2 {
 			t.Errorf("Inspect: got %+v and %v, want 4 of 4 held by 2", s, err)
@@ -88,7 +88,7 @@ func permitHandOvers(t *testing.T, b *bed) {
 		j.do(t, "release", ids[0])
 		start := time.Now()
 		if w.ended() {
-			t.Fatalf("go got two permits while java has one of two: %v, %v", w.lease, w.err)
+			t.Fatalf("go got two permits while java holds one of two: %v, %v", w.lease, w.err)
 		}
 		j.do(t, "release", ids[1])
 		lease := w.granted(t)
@@ -125,10 +125,10 @@ func goPermitsExpire(t *testing.T, b *bed) {
 	}
 	id := j.do(t, "acquire", "60000")
 	if took := time.Since(began); took < lasts {
-		t.Errorf("java got a permit of go %v before its end", lasts-took)
+		t.Errorf("java got go's permit %v before its end", lasts-took)
 	}
 	if err := lease.Err(); err == nil {
-		t.Error("java has the permit, but go reports that it still holds it")
+		t.Error("java holds the permit, but go reports that it still holds it, too")
 	}
 	if err := lease.Unlock(t.Context()); !errors.Is(err, dsync.ErrLost) && !errors.Is(err, dsync.ErrNotHeld) && err != nil {
 		t.Errorf("Unlock of permits that ran out: %v", err)
@@ -152,7 +152,7 @@ func javaPermitsExpire(t *testing.T, b *bed) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < lasts {
-		t.Errorf("go got a permit of java %v before its end", lasts-took)
+		t.Errorf("go got java's permit %v before its end", lasts-took)
 	}
 	j.begin("tryRelease", id).equals(t, "false")
 	b.wantFree(t, name, 0)

@@ -23,12 +23,12 @@ var readWrite = []scenario{
 	{"hand-overs of a read-write lock, in both directions", true, readWriteHandOvers},
 	{"a writer wakes all readers of both", true, writerWakesReaders},
 	{"readers of both are renewed", false, readersAreRenewed},
-	{"every lock of go writes", true, locksOfGoWrite},
-	{"a lock of go beside the read-write lock of java", false, javaBesideALock},
-	{"readers of java outlive their keys", false, javaReadersStay},
-	{"a reader of java is killed", false, javaReaderKilled},
-	{"a reader of go is killed", false, goReaderKilled},
-	{"a reader of go is frozen", false, goReaderFrozen},
+	{"every go lock writes", true, locksOfGoWrite},
+	{"a go lock alongside java's read-write lock", false, javaBesideALock},
+	{"java readers outlive their keys", false, javaReadersStay},
+	{"a java reader is killed", false, javaReaderKilled},
+	{"a go reader is killed", false, goReaderKilled},
+	{"a go reader is frozen", false, goReaderFrozen},
 	{"readers and writers are removed by force", false, readWriteForced},
 	{"a crowd of readers and writers of both", true, readWriteCrowd},
 }
@@ -90,7 +90,7 @@ func readersShare(t *testing.T, b *bed) {
 		first.do(t, "unlock")
 		b.wantFields(t, name, map[string]string{"mode": "read", two: "1"})
 		if got := node.Do("EXISTS", timeoutKey(name, one)); got != int64(0) {
-			t.Error("the key of a reader that has let go is left")
+			t.Error("the key of a reader that has released the lock remains")
 		}
 		refusesBoth(t, b.redisson, g, "write", name)
 		second.do(t, "unlock")
@@ -282,7 +282,7 @@ func javaReadersStay(t *testing.T, b *bed) {
 	writer.do(t, "unlock")
 	stays := func(name string) {
 		if lease, err := c.TryLock(t.Context(), name, dsync.Write()); !errors.Is(err, dsync.ErrLocked) {
-			t.Errorf("Write beside a reader of java: got %v, %v, want ErrLocked", lease, err)
+			t.Errorf("Write while java reads: got %v, %v, want ErrLocked", lease, err)
 		}
 		reader(name).begin("isHeld").equals(t, "true")
 	}
@@ -321,7 +321,7 @@ func javaReaderKilled(t *testing.T, b *bed) {
 	r.do(t, "unlock")
 	w.ok(t)
 	if took := time.Since(start); took > 2*shortWatchdog {
-		t.Errorf("the writer was granted %v after the last reader that lived", took)
+		t.Errorf("the writer was granted %v after the end of the last live reader", took)
 	}
 	waits.do(t, "unlock")
 	b.gone(t, name)
@@ -435,7 +435,7 @@ func (l *ledger) judge(t *testing.T) {
 		t.Errorf("after %d writes: got %d torn reads, %d lost updates, and the numbers %d and %d", l.writes.Load(), torn, lost, l.a.Load(), l.b.Load())
 	}
 	if l.reads.Load() == 0 || l.writes.Load() == 0 {
-		t.Error("nobody has read, or written")
+		t.Error("there was no reader or no writer")
 	}
 }
 

@@ -102,7 +102,7 @@ func replicas(t *testing.T, b *bed) {
 	b.gone(t, name)
 	w := j.begin("tryLock")
 	if w.wait(t); w.err == nil {
-		t.Errorf("tryLock of java: got %q, want an error", w.text)
+		t.Errorf("java's tryLock: got %q, want an error", w.text)
 	}
 	t.Logf("Redisson %s: %v", b.version, w.err)
 	b.gone(t, name)

@@ -23,9 +23,9 @@ func TestSealed(t *testing.T) {
 			t.Parallel()
 			b := serverBed(server, version).withJava(t)
 			t.Run("no Java client is granted a sealed name", b.nobodyBesideASeal)
-			t.Run("java waits for a sealed name until that is free", b.waitsForASeal)
+			t.Run("java waits for a sealed name until the name is free", b.waitsForASeal)
 			t.Run("a name that java holds is not sealed", b.sealsNothingOfJava)
-			t.Run("a name that java holds beside a lock is not sealed", b.sealsNothingBesideJava)
+			t.Run("a name that java holds alongside a lock is not sealed", b.sealsNothingBesideJava)
 		})
 	}
 }
@@ -75,7 +75,7 @@ func (b *bed) nobodyBesideASeal(t *testing.T) {
 		b.wantFields(t, name, before)
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Read, driver.Write} {
 			if _, err := d.Acquire(t.Context(), b.request(name, mode)); !errors.Is(err, driver.ErrSealed) {
-				t.Errorf("Acquire in mode %v of a sealed name that java asked for: got %v, want ErrSealed", mode, err)
+				t.Errorf("Acquire in mode %v of a sealed name that java requested: got %v, want ErrSealed", mode, err)
 			}
 		}
 		unseal(t, d, name)
@@ -107,7 +107,7 @@ func (b *bed) waitsForASeal(t *testing.T) {
 		}
 		for _, c := range calls {
 			if c.ended() {
-				t.Fatalf("a %s lock was granted beside a seal: %v", kind, c.err)
+				t.Fatalf("a %s lock was granted despite a seal: %v", kind, c.err)
 			}
 		}
 		unseal(t, d, name)
@@ -144,7 +144,7 @@ func (b *bed) sealsNothingOfJava(t *testing.T) {
 			err = d.(moving.Sealer).Seal(t.Context(), l)
 		}
 		if err != nil {
-			t.Errorf("Seal when java has let go: %v", err)
+			t.Errorf("Seal when java has released the name: %v", err)
 		}
 	}
 }
@@ -163,7 +163,7 @@ func (b *bed) sealsNothingBesideJava(t *testing.T) {
 		j := b.redisson.thread(name, kind, name)
 		j.begin("tryLock").equals(t, "true")
 		if err := d.(moving.Sealer).Seal(t.Context(), l); !errors.Is(err, driver.ErrNotHeld) {
-			t.Errorf("Seal beside a %s lock of java: got %v, want ErrNotHeld", kind, err)
+			t.Errorf("Seal alongside a java %s lock: got %v, want ErrNotHeld", kind, err)
 		}
 		owner := j.owner(t)
 		if kind == "write" {

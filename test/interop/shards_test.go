@@ -77,7 +77,7 @@ func (b *bed) asked(t *testing.T, name, command string, begin func()) {
 	node := b.node(name)
 	before := node.Commands()[command]
 	begin()
-	testenv.Eventually(t, func() bool { return node.Commands()[command] >= before+2 }, "a waiter has asked again")
+	testenv.Eventually(t, func() bool { return node.Commands()[command] >= before+2 }, "a waiter has sent its second request")
 }
 
 // javaWaits begins lock() and returns when Java is waiting for a message.
@@ -115,7 +115,7 @@ func (b *bed) unheard(t *testing.T, j *thread) {
 	b.node(channel).Do("PUBLISH", channel, "0") // Go does not publish there
 	w.ok(t)
 
-	testenv.Eventually(t, func() bool { return b.plainOf(channel) == 1 }, "java listens no more")
+	testenv.Eventually(t, func() bool { return b.plainOf(channel) == 1 }, "java no longer listens")
 	g := b.goWaits(t, c, j.lock)
 	if plain, sharded := b.plainOf(channel), b.shardedOf(channel); plain != 1 || sharded != 2 {
 		t.Errorf("while go waits: got %d plain and %d sharded subscribers, want the spy and 2", plain, sharded)

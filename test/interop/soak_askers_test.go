@@ -43,7 +43,7 @@ func (s *soaking) startJava(t *testing.T, version string) *life {
 	return l
 }
 
-// useJava makes a thread acquire a lock, and reports whether its process is
+// useJava makes a thread acquire a lock and reports whether its process is
 // alive.
 func (s *soaking) useJava(t *testing.T, client *redisson, label string, i int) bool {
 	name := s.names[rand.IntN(len(s.names))]
@@ -104,7 +104,7 @@ func (s *soaking) startGo(t *testing.T) *life {
 		"SOAK_HISTORY="+filepath.Join(s.dir, l.label), fmt.Sprint("SOAK_ASKERS=", l.askers))
 	var ok bool
 	if l.id, ok = strings.CutPrefix(l.process.Line(), "started "); !ok {
-		t.Fatal("a Go process does not say its identity")
+		t.Fatal("a Go process does not report its identity")
 	}
 	return l
 }

@@ -27,7 +27,7 @@ const (
 
 // TestSoakPermits makes threads of two Java processes and goroutines of two Go
 // processes acquire permits of the same name, while processes are killed. At
-// the end, all processes are killed. The test counts the held permits itself,
+// the end, all processes are killed. The test counts the held permits itself
 // and also reads them from the server's keys.
 func TestSoakPermits(t *testing.T) {
 	t.Parallel()
@@ -111,10 +111,9 @@ func (p *places) visit(t *testing.T, r *redisson, who, name string) bool {
 	return c.err == nil || strings.Contains(c.err.Error(), "not held")
 }
 
-// permitsAt reads in one step the number of free permits, the number of held
-// ones including expired ones, the number of held ones that have not expired,
-// and the time until the last of these expires, in milliseconds from the
-// server's current time.
+// permitsAt reads four numbers in one step: the free permits, the held permits
+// including expired permits, the held permits that have not expired, and the
+// milliseconds from the server's current time until the last of these expires.
 const permitsAt = `local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
@@ -127,17 +126,17 @@ func watchPermits(t *testing.T, s *testenv.RedisServer, name string, ended *atom
 		free, held, alive, _ := permitsOf(t, s, name)
 		looks, most = looks+1, max(most, alive)
 		if free < 0 || free+held != permitLimit || alive > permitLimit {
-			t.Errorf("the server has %d free permits and %d that are held, of which %d are not over; the limit is %d", free, held, alive, permitLimit)
+			t.Errorf("the server has %d free permits and %d held permits, of which %d have not expired; the limit is %d", free, held, alive, permitLimit)
 			return
 		}
 	}
-	t.Logf("%d looks at the server; at most %d permits were held", looks, most)
+	t.Logf("%d checks of the server; at most %d permits were held", looks, most)
 }
 
 func permitsOf(t *testing.T, s *testenv.RedisServer, name string) (free, held, alive int64, lasts time.Duration) {
 	answer, err := s.Try("EVAL", permitsAt, "2", name, "{"+name+"}:timeout")
 	if err != nil {
-		t.Errorf("looking at the permits: %v", err)
+		t.Errorf("checking the permits: %v", err)
 		return 0, permitLimit, 0, 0
 	}
 	n := answer.([]any)
@@ -199,7 +198,7 @@ func soakPermits(t *testing.T, version string) {
 	b.onlyLimit(t, name)
 }
 
-// takeAll acquires all permits at once, releases them, and closes the client.
+// takeAll acquires all permits together, releases them, and closes the client.
 func takeAll(t *testing.T, c *dsync.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hangGuard)
@@ -221,7 +220,7 @@ func (b *bed) onlyLimit(t *testing.T, name string) {
 	node := b.node(name)
 	b.wantFree(t, name, permitLimit)
 	if keys := node.Do("KEYS", "*").([]any); len(keys) != 1 || keys[0] != name {
-		t.Errorf("keys that are left: %q, want only %q", keys, name)
+		t.Errorf("remaining keys: %q, want only %q", keys, name)
 	}
 	testenv.Eventually(t, func() bool { return len(node.Do("PUBSUB", "CHANNELS", "*").([]any)) == 0 }, "nobody listens")
 }

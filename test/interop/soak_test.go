@@ -92,7 +92,7 @@ func soak(t *testing.T, kind string, versions []string) {
 		if l.version == "" {
 			l.process.Send("end")
 			if got := l.process.Line(); got != "ended" {
-				t.Errorf("a Go process says %q", got)
+				t.Errorf("a Go process printed %q", got)
 			}
 		}
 		l.to = time.Now()
@@ -143,7 +143,7 @@ func (s *soaking) freeze(l *life) {
 	off()
 }
 
-// replace kills a process and starts another one in its place.
+// replace kills a process and starts another process in its place.
 func (s *soaking) replace(t *testing.T, l *life) *life {
 	fault := history.FaultKill
 	if l.version != "" {
@@ -222,7 +222,7 @@ func (s *soaking) judgeOrder(t *testing.T, order *arrivals) {
 			t.Errorf("overtaken in the queue: %v", o)
 		}
 	}
-	t.Logf("%d grants while others waited; %d who were frozen or dead were overtaken", order.grants, excused)
+	t.Logf("%d grants while other clients waited; %d frozen or dead waiters were overtaken", order.grants, excused)
 	if order.grants < 100 {
 		t.Errorf("the order of only %d grants was judged", order.grants)
 	}
@@ -234,12 +234,12 @@ func (l *life) disturbed(from, to time.Time) bool {
 	return l.killed && l.to.Before(to) || slices.ContainsFunc(l.frozen, func(f span) bool { return f.from.Before(to) && f.to.After(from) })
 }
 
-// shares returns, for each side, the ratio of the grants that its callers
-// received to the grants that they would have received if each grant went with
-// equal probability to any caller that was able to request the lock at the
-// time. A rate would be misleading: there are twenty times as many grants
-// before the first fault as after some faults, and the sides do not have the
-// same processes at both times.
+// shares returns, for each side, the number of grants that its callers
+// received, divided by the number that they would have received with equal
+// chances. With equal chances, each grant goes to any caller that was able to
+// request the lock at the time. A rate would be misleading: there are twenty
+// times as many grants before the first fault as after some faults, and the
+// sides do not have the same processes at both times.
 func (s *soaking) shares(t *testing.T) map[string]float64 {
 	events := s.events(t)
 	from, to := make(map[string]time.Duration), make(map[string]time.Duration) // of each life
@@ -281,7 +281,7 @@ func (s *soaking) shares(t *testing.T) map[string]float64 {
 	shares := make(map[string]float64)
 	for side := range granted {
 		shares[side] = granted[side] / fair[side]
-		t.Logf("%s: %.0f grants, %.0f if all had been served alike", side, granted[side], fair[side])
+		t.Logf("%s: %.0f grants, %.0f if all callers had been served equally", side, granted[side], fair[side])
 	}
 	return shares
 }

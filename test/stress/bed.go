@@ -12,7 +12,7 @@ import (
 // bed describes the servers of one backend. All cells of the backend share it.
 type bed struct {
 	name   string
-	faults map[string]string // applicable faults, each with why exclusion is not promised, or ""
+	faults map[string]string // applicable faults, each with the reason why exclusion is not promised, or ""
 	info   driver.Info
 
 	nodes   []node         // nodes that clients connect to
@@ -33,7 +33,7 @@ type bed struct {
 
 	leader      func() int          // number of the leading node, or -1
 	newLeader   func()              // makes another node the leader
-	endSessions func() int          // ends client sessions at the server, and returns their number
+	endSessions func() int          // ends client sessions on the server and returns their number
 	wipe        func(nodes ...node) // removes the data on disk of nodes that are down
 	clock       func(i int, d time.Duration)
 	clockOff    func(i int) time.Duration
@@ -102,7 +102,7 @@ func (b *bed) apart(hosts *testenv.Hosts) *bed {
 }
 
 // oneAddress prepares a bed whose clients use one address for several servers.
-// The server behind the address freezes, and another one takes over.
+// The server behind the address freezes, and another server takes over.
 func (b *bed) oneAddress(tb testing.TB, servers []node) *bed {
 	b.nodes, b.front = servers[:1], nil
 	active := 0

@@ -100,7 +100,7 @@ func (m mariadb) numbers(query string) (all []int64) {
 	return all
 }
 
-// kill ends sessions or their statements, and returns their number.
+// kill ends sessions or their statements and returns their number.
 func (m mariadb) kill(command, sessions string) (n int) {
 	for _, id := range m.numbers("SELECT id" + sessions) {
 		m.use(func(ctx context.Context, db *sql.Conn) error {

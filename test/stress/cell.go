@@ -230,7 +230,7 @@ func (c *cell) spawn() *running {
 // ready waits until the worker has been granted a lock.
 func (c *cell) ready(w *running) {
 	if got := w.Line(); got != "ready" {
-		c.t.Fatalf("%s says %q, want ready", w.label, got)
+		c.t.Fatalf("%s printed %q, want ready", w.label, got)
 	}
 }
 
@@ -260,7 +260,7 @@ func (c *cell) worker(who string) int {
 	return slices.IndexFunc(c.workers, func(w *running) bool { return w.label == label })
 }
 
-// end lets all workers finish concurrently, and checks what is left on the
+// end lets all workers finish concurrently and checks what is left on the
 // servers.
 func (c *cell) end() {
 	for _, w := range c.workers {
@@ -284,7 +284,7 @@ func (c *cell) end() {
 	}
 	left := c.bed.leftBehind(names)
 	if c.fault.jumps { // the jump extends locks that could not be released
-		c.t.Logf("not promised: %d are left: %v", len(left), left)
+		c.t.Logf("not promised: %d remains of locks: %v", len(left), left)
 		return
 	}
 	c.result.Left = left

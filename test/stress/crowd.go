@@ -56,7 +56,7 @@ func (c *crowd) obey(order string) (int64, error) {
 				break
 			}
 			if time.Now().After(end) {
-				err = fmt.Errorf("%d are in the queue: %v", s.Waiters, err)
+				err = fmt.Errorf("%d waiters are in the queue: %v", s.Waiters, err)
 				break
 			}
 		}
@@ -124,7 +124,7 @@ func (c *crowd) wait(name string, n int, limit time.Duration) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%d of %d are in the queue: %v", there, n, err)
+			return fmt.Errorf("%d of %d waiters are in the queue: %v", there, n, err)
 		}
 	}
 }

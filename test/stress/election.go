@@ -144,7 +144,7 @@ func (w *witness) seen() (dsync.Status, error) {
 	return w.last, w.err
 }
 
-// testify becomes the leader, and waits until the witness sees it.
+// testify becomes the leader and waits until the witness sees it.
 func (u *user) testify(ctx context.Context, w *witness) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -15,7 +15,7 @@ type Fault struct {
 	Name string
 	What string // description for readers of the table
 
-	kills   bool // kills workers, and records each death
+	kills   bool // kills workers and records each death
 	removes bool // removes holds of live workers
 	sleeps  bool // suspends the machine as a worker sees it, but not the server
 	cuts    bool // cuts connections
@@ -77,10 +77,10 @@ var Faults = []*Fault{
 		inject: insideFor("lose")},
 }
 
-// killWorker kills a process and starts another one. Every other time, the new
-// process queues with all workers before the holder is killed. Then no newcomer
-// sends a request after the holder's death, because such a request could help
-// the waiters.
+// killWorker kills a process and starts another process. Every other time, the
+// new process queues with all workers before the holder is killed. Then no
+// newcomer sends a request after the holder's death, because such a request
+// could help the waiters.
 func killWorker(c *cell, i int) {
 	begin := func() {
 		next := c.spawn()
@@ -134,9 +134,9 @@ func jumpWorker(c *cell, i int) {
 }
 
 // sleepWorker makes a process with a lock believe that its machine has slept
-// for longer than the TTL. The process must report at once that its leases have
-// ended. Only the clocks of the worker show the sleep. No time passes on the
-// servers, so they end nothing.
+// for longer than the TTL. The process must report immediately that its leases
+// have ended. Only the clocks of the worker show the sleep. No time passes on
+// the servers, so they end nothing.
 func sleepWorker(c *cell, _ int) {
 	told := int64(0)
 	c.require(func() bool {
@@ -148,7 +148,7 @@ func sleepWorker(c *cell, _ int) {
 	}
 }
 
-// askWorker gives a worker an order, and returns its answer.
+// askWorker gives a worker an order and returns its response.
 func (c *cell) askWorker(w *running, order string) (answer int64) {
 	w.Send(order)
 	if _, err := fmt.Sscan(w.Line(), &answer); err != nil {
@@ -214,7 +214,7 @@ func loseAnswers(c *cell, _ int) {
 	before := w.dropped()
 	w.each(func(l *wire.Wire) { l.Drop(wire.Replies) })
 	c.sleep(20*time.Millisecond + c.upTo(200*time.Millisecond))
-	c.require(func() bool { return w.dropped() > before }, "%s got no answers that could be lost", w.label)
+	c.require(func() bool { return w.dropped() > before }, "%s got no responses that could be lost", w.label)
 	w.each((*wire.Wire).Cut)
 	w.each((*wire.Wire).Heal)
 }

@@ -24,8 +24,8 @@ const (
 	longestRequest = TTL / 8
 )
 
-// watchStalls measures the time for which this process, and so possibly its
-// servers, gets no processor.
+// watchStalls measures how long this process, and so possibly its servers, gets
+// no processor.
 func watchStalls() (longest func() time.Duration) {
 	const tick = 5 * time.Millisecond
 	stop, longestStall := make(chan struct{}), make(chan time.Duration)
@@ -76,7 +76,7 @@ func (p party) do(kind, name string, n int, limit time.Duration) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// crowdLeaves makes all waiters of a client stop waiting at once: by
+// crowdLeaves makes all waiters of a client stop waiting at the same time: by
 // cancellation or, every other time, by a common deadline.
 func crowdLeaves(c *cell, i int) {
 	holder, waiters, other := c.parties()
@@ -109,7 +109,7 @@ func crowdLeaves(c *cell, i int) {
 	s := c.bed.strain()
 	c.t.Logf("the longest request took %v; %d requests; this process once waited for a processor for %v", s.longest, s.requests, stood)
 	if s.longest > longestRequest+stood || s.requests > crowdSize*perWaiter {
-		c.result.Failed = append(c.result.Failed, fmt.Sprintf("%d waiters left: a request took %v, want at most %v; %d requests, want at most %d",
+		c.result.Failed = append(c.result.Failed, fmt.Sprintf("when %d waiters gave up: a request took %v, want at most %v; %d requests, want at most %d",
 			crowdSize, s.longest, longestRequest, s.requests, crowdSize*perWaiter))
 	}
 }
@@ -130,7 +130,7 @@ func outage(d time.Duration, canceled bool) func(*cell, int) {
 		} else {
 			w.each((*wire.Wire).Cut)
 		}
-		if i%3 != 0 { // until requests without an answer are pending
+		if i%3 != 0 { // until unanswered requests are pending
 			c.sleep(TTL)
 		}
 		if canceled {

@@ -45,7 +45,7 @@ func (c *cell) down(nodes []node, d time.Duration, between func()) {
 	all.Wait()
 	for i, n := range nodes {
 		if n.Pid() == pids[i] {
-			c.invalid("a server should have been killed, but still has process id %d", pids[i])
+			c.invalid("a server should have been killed, but still has process ID %d", pids[i])
 		}
 	}
 }

@@ -36,8 +36,8 @@ type stay struct {
 
 func (t *tally) now() time.Duration { return time.Since(t.began) }
 
-// told records that the holder who has n permits until a given time, as the
-// holder reported. It returns the holder's stay, which later calls pass as s.
+// told records that the holder who has n permits until a given time, according
+// to its report. It returns the holder's stay, which later calls pass as s.
 // With n = 0, told records the end of s.
 func (t *tally) told(s *stay, n int, until time.Duration, who string) *stay {
 	now := t.now()

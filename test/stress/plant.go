@@ -28,8 +28,8 @@ const (
 	// A release frees a number of permits, regardless of their holder. A
 	// repeated or late release then frees the permits of another holder.
 	plantByNumber = "permits released by their number"
-	// A leader remembers that it was elected, and does not stop when its term
-	// is lost. This bug is not in the driver; see campaign.
+	// A leader remembers that it was elected and does not stop when its term is
+	// lost. This bug is not in the driver; see campaign.
 	plantFlag = "leader that does not stop after its loss"
 )
 

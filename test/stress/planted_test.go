@@ -12,7 +12,7 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestPlanted plants known bugs in a driver, and checks that the cells of
+// TestPlanted plants known bugs in a driver and checks that the cells of
 // TestStress catch each bug by the right rule.
 func TestPlanted(t *testing.T) {
 	t.Parallel()
@@ -40,14 +40,14 @@ func TestPlanted(t *testing.T) {
 					if slices.Contains(test.rules, v.Rule) {
 						t.Logf("found: %v", v)
 						if test.bug == plantByNumber && r.Most <= permitLimit {
-							t.Error("the count outside has not found the bug")
+							t.Error("the independent count has not found the bug")
 						}
 						return
 					}
 				}
 				t.Logf("got %v", r.Err())
 			}
-			t.Errorf("want the bug to be found in one of %d schedules by one of the rules %v", schedules, test.rules)
+			t.Errorf("want one of %d schedules to find the bug by one of the rules %v", schedules, test.rules)
 		})
 	}
 }
@@ -71,7 +71,7 @@ func TestStaleWritesAreRefused(t *testing.T) {
 	b.access("n", 8, driver.Read, "b") // concurrent with the previous one
 	a.access("n", 6, driver.Read, "a") // late
 	if got := r.holder("n"); got != "b" {
-		t.Errorf("who wrote last: got %s, want b", got)
+		t.Errorf("the last writer: got %s, want b", got)
 	}
 	var accepted []string
 	for _, e := range h.Events() {

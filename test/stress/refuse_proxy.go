@@ -246,7 +246,7 @@ func (g *gate) passZooKeeper(ctx context.Context, client net.Conn, addr string) 
 		server.Close()
 	})
 	defer stop()
-	var mu sync.Mutex              // guards the following variables, and writes to client
+	var mu sync.Mutex              // guards the following variables and writes to client
 	var zxid uint64                // of the last answer
 	var unheard = map[int32]bool{} // requests whose answers are discarded
 	var answers sync.WaitGroup

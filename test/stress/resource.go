@@ -15,7 +15,7 @@ import (
 )
 
 // resource is the object that the locks protect. For each name it keeps the
-// largest token of a write. It refuses writes and reads with a smaller token,
+// largest token of a write. It refuses writes and reads with a smaller token
 // and records each access. It does not keep the token of a read, because of two
 // concurrent readers neither is late. Workers connect to the resource through a
 // socket.
@@ -179,7 +179,7 @@ func (c *resourceClient) now() time.Duration {
 	return time.Duration(now)
 }
 
-// ask returns the answer of the resource.
+// ask returns the resource's response.
 func (c *resourceClient) ask(words ...any) string {
 	if _, err := fmt.Fprintln(c.conn, words...); err != nil {
 		panic(err)

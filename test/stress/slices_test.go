@@ -29,17 +29,17 @@ func TestPorcupineExplainsWhatIsLegalAlone(t *testing.T) {
 		want   porcupine.CheckResult
 	}{
 		{"one after the other", story("a acq.call", "a acq.ok", "a rel.call", "a rel.ok", "b acq.call", "b acq.ok"), porcupine.Ok},
-		{"one waits for the other", story("a acq.call", "a acq.ok", "b acq.call", "a rel.call", "b acq.ok", "a rel.ok"), porcupine.Ok},
-		{"two at a time", story("a acq.call", "a acq.ok", "b acq.call", "b acq.ok", "a rel.call", "a rel.ok"), porcupine.Illegal},
-		{"refused while it is held", story("a acq.call", "a acq.ok", "b acq.call", "b acq.refused", "a rel.call", "a rel.ok"), porcupine.Ok},
-		{"refused while it may be held", story("a acq.call", "b acq.call", "b acq.refused", "a acq.ok"), porcupine.Ok},
-		{"refused while it is free", story("a acq.call", "a acq.ok", "a rel.call", "a rel.ok", "b acq.call", "b acq.refused"), porcupine.Illegal},
-		{"after one that is unknown", story("a acq.call", "a acq.err", "b acq.call", "b acq.ok", "b rel.call", "b rel.ok"), porcupine.Ok},
-		{"refused because of one that had it for a while", story("a acq.call", "b acq.call", "b acq.refused", "a acq.err", "c acq.call", "c acq.ok"), porcupine.Ok},
-		{"refused because of one that is unknown", story("a acq.call", "a acq.err", "b acq.call", "b acq.refused"), porcupine.Ok},
-		{"after a release that is unknown", story("a acq.call", "a acq.ok", "a rel.call", "a rel.err", "b acq.call", "b acq.ok"), porcupine.Ok},
+		{"one client waits for the other", story("a acq.call", "a acq.ok", "b acq.call", "a rel.call", "b acq.ok", "a rel.ok"), porcupine.Ok},
+		{"two holders at a time", story("a acq.call", "a acq.ok", "b acq.call", "b acq.ok", "a rel.call", "a rel.ok"), porcupine.Illegal},
+		{"refused while the lock is held", story("a acq.call", "a acq.ok", "b acq.call", "b acq.refused", "a rel.call", "a rel.ok"), porcupine.Ok},
+		{"refused while the lock may be held", story("a acq.call", "b acq.call", "b acq.refused", "a acq.ok"), porcupine.Ok},
+		{"refused while the lock is free", story("a acq.call", "a acq.ok", "a rel.call", "a rel.ok", "b acq.call", "b acq.refused"), porcupine.Illegal},
+		{"after an attempt with an unknown outcome", story("a acq.call", "a acq.err", "b acq.call", "b acq.ok", "b rel.call", "b rel.ok"), porcupine.Ok},
+		{"refused because of an attempt that held the lock for a while", story("a acq.call", "b acq.call", "b acq.refused", "a acq.err", "c acq.call", "c acq.ok"), porcupine.Ok},
+		{"refused because of an attempt with an unknown outcome", story("a acq.call", "a acq.err", "b acq.call", "b acq.refused"), porcupine.Ok},
+		{"after a release with an unknown outcome", story("a acq.call", "a acq.ok", "a rel.call", "a rel.err", "b acq.call", "b acq.ok"), porcupine.Ok},
 		{"after a loss", story("a acq.call", "a acq.ok", "b acq.call", "b acq.ok", "a lost"), porcupine.Ok},
-		{"after one that was lost and released", story("a acq.call", "a acq.ok", "a lost", "a rel.call", "a rel.err", "b acq.call", "b acq.ok"), porcupine.Ok},
+		{"after a hold that was lost and released", story("a acq.call", "a acq.ok", "a lost", "a rel.call", "a rel.err", "b acq.call", "b acq.ok"), porcupine.Ok},
 		{"pending at the end", story("a acq.call", "a acq.ok", "a rel.call", "b acq.call", "b acq.ok", "c acq.call"), porcupine.Ok},
 		{"after the first fault", story("a acq.call", "a acq.ok", "f fault.on", "b acq.call", "b acq.ok"), porcupine.Ok},
 	} {
@@ -57,7 +57,7 @@ func TestTimelineShowsHoldsAndFaults(t *testing.T) {
 	svg := timeline(events, []string{"n"})
 	for _, want := range []string{"freeze &lt;1&gt;", "0.001000 to 0.004000", "attempt 97"} {
 		if !strings.Contains(svg, want) {
-			t.Errorf("the time line lacks %q:\n%s", want, svg)
+			t.Errorf("the timeline lacks %q:\n%s", want, svg)
 		}
 	}
 }

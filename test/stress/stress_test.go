@@ -13,14 +13,14 @@ import (
 )
 
 var (
-	seed          = flag.Uint64("seed", 0, "what the schedules are drawn from; 0 draws one")
+	seed          = flag.Uint64("seed", 0, "seed of the schedules; 0 draws a random seed")
 	injections    = flag.Int("injections", 5, "how often each cell has its fault")
-	minFaults     = flag.Int("minfaults", 0, "how many faults a run has at least")
-	minOperations = flag.Int("minoperations", 0, "how many operations a run has at least")
+	minFaults     = flag.Int("minfaults", 0, "minimum number of faults in a run")
+	minOperations = flag.Int("minoperations", 0, "minimum number of operations in a run")
 	about         = flag.String("about", "", "a sentence for the table: versions, machine")
-	table         = flag.String("table", "", "file to write the table of results to, as Markdown")
+	table         = flag.String("table", "", "Markdown file for the table of results")
 	long          = flag.Bool("long", false, "with faults that take minutes")
-	out           = flag.String("out", "", "directory for time lines of all cells; those of cells that fail are in the temporary directory")
+	out           = flag.String("out", "", "directory for the timelines of all cells; by default only cells that fail write one, to the temporary directory")
 )
 
 func TestMain(m *testing.M) {
@@ -106,7 +106,7 @@ func TestStress(t *testing.T) {
 			sums.Operations, sums.Injected, *minOperations, *minFaults)
 	}
 	if sums.Inconclusive*20 > sums.Slices+sums.Inconclusive {
-		t.Errorf("porcupine gave up on %d slices and explained %d", sums.Inconclusive, sums.Slices)
+		t.Errorf("porcupine gave up on %d slices and found an order for %d", sums.Inconclusive, sums.Slices)
 	}
 }
 

@@ -130,7 +130,7 @@ func orDash(n int) string {
 }
 
 // permits renders the number of grants of permits, and the number of permits
-// held at once.
+// held at the same time.
 func (r *Result) permits() string {
 	if r.Permits == 0 {
 		return "–"

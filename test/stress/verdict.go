@@ -17,14 +17,14 @@ type Result struct {
 
 	Injected       int
 	Faulty, Lasted time.Duration
-	Operations     int // calls of Lock, TryLock and Unlock that returned
+	Operations     int // calls to Lock, TryLock and Unlock that returned
 	Reads, Writes  int // grants of the name that is read and written
 	Terms          int // of leaders
 	Permits        int // grants of permits
 	Most           int // largest number of permits held at a time, as reported by their holders
 	Verdict        *history.Verdict
 	Bound          time.Duration // upper bound of Regained
-	Slices         int           // for which porcupine found an order
+	Slices         int           // slices for which porcupine found an order
 	Inconclusive   int           // slices for which porcupine ran out of time
 	// the longest time from the end of a fault until a name was granted again
 	Regained time.Duration
@@ -95,7 +95,7 @@ func (c *cell) count() {
 		c.invalid("at most %d of %d permits were held at a time", r.Most, permitLimit)
 	}
 	if n := c.resource.tally.most(c.bounds().Detect); n > permitLimit && r.Unsafe == "" {
-		r.Failed = append(r.Failed, fmt.Sprintf("%s: %d of %d permits of %q were held, by the count outside", history.RuleOverlap, n, permitLimit, c.permits))
+		r.Failed = append(r.Failed, fmt.Sprintf("%s: %d of %d permits of %q were held, according to the independent count", history.RuleOverlap, n, permitLimit, c.permits))
 	}
 }
 

@@ -307,9 +307,9 @@ func (u *user) shared() {
 	time.Sleep(u.upTo(u.Pace))
 }
 
-// long pauses after each hold. Without the pause, a user that locks again at
-// once could keep out all other users, on a busy machine and with a lock that
-// has no order.
+// long pauses after each hold. Without the pause, a user that locks again
+// immediately could keep out all other users, on a busy machine and with a lock
+// that has no order.
 func (u *user) long() {
 	_ = u.use(context.Background(), history.Attempt{Name: u.Long}, patience, TTL/4+u.upTo(u.Hold))
 	time.Sleep(u.upTo(20 * time.Millisecond))
@@ -347,7 +347,7 @@ func (u *user) use(ctx context.Context, a history.Attempt, wait, hold time.Durat
 	}
 	u.inTime(fmt.Sprintf("a call for %q", a.Name), start, wait)
 	if err != nil {
-		if !errors.Is(err, dsync.ErrLocked) { // a user that is refused at once retries at once
+		if !errors.Is(err, dsync.ErrLocked) { // a user that is refused immediately retries immediately
 			time.Sleep(u.upTo(20 * time.Millisecond))
 		}
 		return err
@@ -448,7 +448,7 @@ func (w *worker) obey(line string) (int64, error) {
 
 // sleep makes the clocks show a sleep of the machine as soon as a lease is
 // held. It returns the number of leases that were held before the sleep if all
-// of them reported at once that they had ended, or -1 if one did not. It
+// of them reported immediately that they had ended, or -1 if one did not. It
 // returns 0 if no lease was held for two seconds.
 func (w *worker) sleep(seconds int64) (told int64) {
 	var held []*dsync.Lease

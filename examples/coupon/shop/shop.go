@@ -16,7 +16,7 @@ import (
 type Shop struct {
 	Stock  Stock
 	Locker dsync.Locker  // nil means no lock
-	Name   string        // of the lock: everyone who changes the stock must use the same
+	Name   string        // of the lock: every seller that changes the stock must use the same name
 	Moment time.Duration // duration of a purchase
 }
 
@@ -51,7 +51,7 @@ func (s *Shop) sell(ctx context.Context) (sold bool, err error) {
 	return true, s.Stock.Write(left - 1)
 }
 
-// Serve lets all buyers in at once and returns the result. After each buyer it
+// Serve lets all buyers in together and returns the result. After each buyer it
 // calls served with the count so far. The first error ends the other purchases.
 func (s *Shop) Serve(ctx context.Context, buyers int, served func(Tally)) (Tally, error) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -8,9 +8,9 @@ import org.springframework.dao.DuplicateKeyException;
 import org.springframework.jdbc.core.JdbcTemplate;
 
 // Fleet runs jobs under ShedLock until its standard input ends. Its arguments
-// are the URL of the database, one of how many holds is never released, or 0,
-// and the periods of the jobs in milliseconds. It prints "ready" and then
-// violations.
+// are the URL of the database, a number n, and the periods of the jobs in
+// milliseconds. One of n holds is never released; 0 means none. Fleet prints
+// "ready" and then violations.
 class Fleet {
 	static final Duration AT_MOST = Duration.ofSeconds(10);
 	static volatile boolean over;

@@ -1,6 +1,6 @@
-// Shifts the wall clock of the process that it is preloaded into by the nanoseconds that stand, as a 64-bit integer, in the file
-// named by DSYNC_TEST_CLOCK. The file may change at any time. Clocks that only run forward are left alone. Waits for a condition until a
-// time of the wall clock begin with the shifted clock and last as long as they would without a shift.
+// Shifts the wall clock of the process into which it is preloaded. The file named by DSYNC_TEST_CLOCK contains the shift in nanoseconds,
+// as a 64-bit integer, and may change at any time. Clocks that only run forward are not changed. A wait for a condition until a time on the
+// wall clock begins with the shifted clock, and lasts as long as it would without a shift.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -58,7 +58,7 @@ time_t time(time_t *t) {
 }
 
 int pthread_cond_timedwait(pthread_cond_t *restrict c, pthread_mutex_t *restrict m, const struct timespec *restrict until) {
-	if (until->tv_sec < 1000000000) // not of the wall clock
+	if (until->tv_sec < 1000000000) // not a time on the wall clock
 		return pthread_cond_clockwait(c, m, CLOCK_MONOTONIC, until);
 	int64_t at = (int64_t)until->tv_sec * 1000000000 + until->tv_nsec - (offset ? *offset : 0);
 	struct timespec t = {at / 1000000000, at % 1000000000};

@@ -47,7 +47,7 @@ func Versions(versions ...string) []string {
 
 var threeNumbers = regexp.MustCompile(`^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}$`)
 
-// Before reports whether a version is older than another one. A version
+// Before reports whether a version is older than another version. A version
 // consists of three numbers.
 func Before(version, other string) bool { return slices.Compare(numbers(version), numbers(other)) < 0 }
 

@@ -24,13 +24,13 @@ func TestCheck(t *testing.T) {
 	for version, want := range map[string]bool{Old: true, Middle: true, New: true, "3.18.1": false, "4.2": false, "latest": false, "": false,
 		"../4.2.0": false, "4.2.0-SNAPSHOT": false} {
 		if err := check(version); (err == nil) != want {
-			t.Errorf("check(%q): got %v, want it accepted: %v", version, err, want)
+			t.Errorf("check(%q): got %v, want acceptance: %v", version, err, want)
 		}
 	}
 }
 
 // TestUnpublished uses the output of Maven 3.8 for the first attempt and for
-// later ones.
+// later attempts.
 func TestUnpublished(t *testing.T) {
 	for out, want := range map[string]bool{
 		"Could not find artifact org.redisson:redisson:jar:9.9.9 in central (https://repo.maven.apache.org/maven2)":                     true,

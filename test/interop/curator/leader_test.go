@@ -103,7 +103,7 @@ func (b *bed) elected(who string, leading <-chan string) {
 func (b *bed) leader(c *dsync.Client, java *peer, want string) {
 	b.Helper()
 	if got := await(b.T, "leader", java.begin("l", "leader")); got != want {
-		b.Errorf("to Curator %q leads, want %q", got, want)
+		b.Errorf("Curator reports that %q leads, want %q", got, want)
 	}
 	ctx, cancel := context.WithTimeout(b.Context(), guard)
 	defer cancel()
@@ -115,5 +115,5 @@ func (b *bed) leader(c *dsync.Client, java *peer, want string) {
 			return
 		}
 	}
-	b.Errorf("dsync does not see that %q leads", want)
+	b.Errorf("dsync does not report that %q leads", want)
 }

@@ -25,7 +25,7 @@ import (
 // and read a file or add to it while they hold the name. Candidates of Curator
 // know "lead", "resign", and "leader", which returns the leader. For permits
 // there are "take N", "try N" and "give". "work" acquires and releases permits
-// repeatedly, and reports each of them.
+// repeatedly and reports each of them.
 type peer struct {
 	*testenv.Process
 	wrote atomic.Int64
@@ -216,8 +216,8 @@ func (a *agent) run(words []string, held **dsync.Lease) (err error) {
 
 const digits = 10
 
-// add increments the first number in the file, and sets the second number to
-// the same value.
+// add increments the first number in the file and sets the second number to the
+// same value.
 func (a *agent) add() error {
 	text, err := a.read()
 	if err != nil {

@@ -172,7 +172,7 @@ type excess struct {
 // TestPermitsOfFleet makes processes of both libraries acquire and release
 // permits while they are killed one after the other. The processes must not
 // claim to hold permits beyond the limit, and no process may claim a lease that
-// is beyond the limit at the server.
+// is beyond the limit on the server.
 func TestPermitsOfFleet(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, commands(t, "Semaphore")[newest], "-Dznode.container.checkIntervalMs=100").on("permits")
@@ -229,10 +229,10 @@ func TestPermitsOfFleet(t *testing.T) {
 	checkExcesses(t, claims, excesses)
 	for _, kind := range kinds {
 		if held[kind] < made {
-			t.Errorf("%d processes had permits %v times: want more of both kinds", made, held)
+			t.Errorf("%d processes held permits %v times: want more of both kinds", made, held)
 		}
 	}
-	t.Logf("%d processes had permits %v times, %d looks at leases beyond the limit", made, held, len(excesses))
+	t.Logf("%d processes held permits %v times, %d checks for leases beyond the limit", made, held, len(excesses))
 }
 
 // claimsOf returns the claims of a process that was killed.
@@ -276,9 +276,9 @@ func (b *bed) allFree(limit int, until time.Time) {
 	testenv.Eventually(b.T, func() bool {
 		leases, _, err := b.users.Children("/" + b.name + "/leases")
 		return err == nil && len(leases) == 0 || errors.Is(err, gozk.ErrNoNode)
-	}, "no lease is left")
+	}, "no lease remains")
 	if late := time.Since(until); late > 0 {
-		b.Errorf("the last permit came back %v too late", late)
+		b.Errorf("the last permit became free %v too late", late)
 	}
 	c, err := dsync.Open(b.Context(), "zk://"+b.server.Addr, nil)
 	if err != nil {
@@ -351,15 +351,15 @@ func checkClaims(t *testing.T, claims []claim, limit int) {
 		most = max(most, held)
 	}
 	if most > limit {
-		t.Errorf("%d permits were held at once, of %d", most, limit)
+		t.Errorf("%d of %d permits were held at the same time", most, limit)
 	}
 	if most < limit {
-		t.Errorf("at most %d permits were held at once, of %d: want all of them at times", most, limit)
+		t.Errorf("at most %d of %d permits were held at the same time: want all of them at times", most, limit)
 	}
 }
 
 // checkExcesses checks that no process claimed to hold a lease beyond the limit
-// at the server.
+// on the server.
 func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 	t.Helper()
 	by := map[string][]claim{}
@@ -374,6 +374,6 @@ func checkExcesses(t *testing.T, claims []claim, excesses []excess) {
 		}
 	}
 	if len(excesses) == 0 {
-		t.Error("no lease was seen beyond the limit: want those of Curator's waiters")
+		t.Error("no lease was seen beyond the limit: want leases of Curator's waiters")
 	}
 }

@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	holds    = flag.Int("holds", 40, "how often each thread of TestFleet takes the name")
+	holds    = flag.Int("holds", 40, "how often each thread of TestFleet acquires the name")
 	meetings = flag.Int("meetings", 3, "how often any two meet in TestReadersAndWriters, in each pair of modes")
 )
 
@@ -238,12 +238,12 @@ func (b *bed) goOnReading(java, reader, writer *peer) {
 	b.contenders(4)
 	b.waits("a reader behind a writer", reading)
 	java.do(b.T, "a", "unwrite")
-	if outcome := await(b.T, "a reader beside a thread that goes on reading", reading); outcome != "ok" {
+	if outcome := await(b.T, "a reader alongside a thread that continues to read", reading); outcome != "ok" {
 		b.Error(outcome)
 	}
 	reader.do(b.T, "r", "unread")
 	b.contenders(2)
-	b.waits("a writer behind a thread that goes on reading", writing)
+	b.waits("a writer behind a thread that continues to read", writing)
 	java.do(b.T, "a", "unread")
 	if outcome := await(b.T, "a writer", writing); outcome != "ok" {
 		b.Error(outcome)
@@ -279,7 +279,7 @@ func TestVictims(t *testing.T) {
 					} else {
 						v.Kill()
 					}
-					if outcome := await(t, "who waits for a victim", waiting); outcome != "ok" {
+					if outcome := await(t, "the waiter for a victim", waiting); outcome != "ok" {
 						t.Fatal(outcome)
 					}
 					t.Logf("granted %v after the end of the holder, whose session lasts %v", time.Since(began), session)

@@ -13,9 +13,9 @@ import org.apache.curator.framework.recipes.leader.LeaderSelectorListenerAdapter
 import org.apache.curator.retry.RetryForever;
 
 /**
- * Is a candidate by the LeaderLatch or the LeaderSelector of Curator, as RECIPE says, with the id ID. Its standard input says in lines of a
- * thread and a command what to do: "lead" waits for the leadership, "resign" gives it back, "leader" says who leads. At SIGTERM it
- * resigns.
+ * A candidate with the id ID that uses Curator's LeaderLatch or LeaderSelector, as specified by RECIPE. Each line of its standard input
+ * consists of a thread and a command: "lead" waits for the leadership, "resign" resigns, and "leader" returns the leader. At SIGTERM the
+ * candidate resigns.
  */
 public class Candidate {
     interface Recipe {

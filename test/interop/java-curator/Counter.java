@@ -8,8 +8,8 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryForever;
 
 /**
- * Takes an InterProcessMutex of Curator on LOCK_PATH of the server ADDR so many times, and adds so many to the number in a file each
- * time. It says "ready", and begins at a line of input.
+ * Acquires Curator's InterProcessMutex at LOCK_PATH on the server ADDR the given number of times, and each time adds the given number to
+ * the number in a file. It prints "ready" and begins when it reads a line.
  */
 public class Counter {
     public static void main(String[] args) throws Exception {

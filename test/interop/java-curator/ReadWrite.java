@@ -16,8 +16,9 @@ import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.retry.RetryForever;
 
 /**
- * Does with an InterProcessReadWriteLock of Curator what its standard input says, in lines of a thread and a command, and says what came
- * of that. The thread is made by its first command. Package curator has the commands, and does the same with dsync.
+ * Executes commands with Curator's InterProcessReadWriteLock. Each line of its standard input consists of a thread and a command. It
+ * prints the outcome of each command. A thread is created by its first command. Package curator lists the commands, and executes them with
+ * dsync.
  */
 public class ReadWrite {
     static final int DIGITS = 10;
@@ -75,7 +76,7 @@ public class ReadWrite {
         }
     }
 
-    /** Adds one to the first number, and makes the second the same. */
+    /** Increments the first number, and sets the second number to the same value. */
     static void add() throws Exception {
         String next = String.format("%010d", Long.parseLong(numbers().substring(0, DIGITS)) + 1);
         for (int i = 0; i < 2; i++) {
@@ -84,7 +85,7 @@ public class ReadWrite {
         }
     }
 
-    /** Sees that nobody writes meanwhile. */
+    /** Checks that no process writes in the meantime. */
     static void look() throws Exception {
         String before = numbers();
         Thread.sleep(1);

@@ -22,8 +22,9 @@ import org.apache.curator.framework.state.ConnectionState;
 import org.apache.curator.retry.RetryForever;
 
 /**
- * Does with an InterProcessSemaphoreV2 of Curator what its standard input says, in lines of a thread and a command, and says what came
- * of that. The thread is made by its first command. Package curator has the commands, and does the same with dsync.
+ * Executes commands with Curator's InterProcessSemaphoreV2. Each line of its standard input consists of a thread and a command. It
+ * prints the outcome of each command. A thread is created by its first command. Package curator lists the commands, and executes them with
+ * dsync.
  */
 public class Semaphore {
     static CuratorFramework client;

@@ -4,7 +4,7 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.retry.RetryForever;
 import java.util.concurrent.TimeUnit;
 
-/** Waits for an InterProcessMutex of Curator on LOCK_PATH of the server ADDR, LIMIT milliseconds at most, and says whether it got it. */
+/** Waits at most LIMIT milliseconds for Curator's InterProcessMutex at LOCK_PATH on the server ADDR, and prints whether it acquired it. */
 public class Try {
     public static void main(String[] args) throws Exception {
         long limit = Long.parseLong(System.getenv("LIMIT"));

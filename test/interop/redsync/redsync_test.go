@@ -153,10 +153,10 @@ func TestExclusion(t *testing.T) {
 		t.Errorf("dsync while redsync holds the lock: got %v, want ErrLocked", err)
 	}
 	if ok, err := m.Extend(); !ok || err != nil {
-		t.Errorf("Extend of redsync: got %t, %v", ok, err)
+		t.Errorf("redsync's Extend: got %t, %v", ok, err)
 	}
 	if ok, err := m.Unlock(); !ok || err != nil {
-		t.Errorf("Unlock of redsync: got %t, %v", ok, err)
+		t.Errorf("redsync's Unlock: got %t, %v", ok, err)
 	}
 	if l, err = c.Lock(t.Context(), lockName); err != nil {
 		t.Fatal(err)

@@ -97,6 +97,6 @@ func (j *java) buy(_ context.Context, lock string) (string, error) {
 // stop ends the process and waits for it.
 func (j *java) stop() {
 	j.stdin.Close()
-	j.cmd.Process.Kill() // an error means that it has ended
+	j.cmd.Process.Kill() // an error means that the process has ended
 	_ = j.cmd.Wait()     // which was killed
 }

@@ -32,13 +32,13 @@ const (
 	coupons = 50
 	stock   = "shop:stock"
 	name    = "shop:lock"
-	moment  = 5 * time.Millisecond // between reading the number of coupons and writing the new one
+	moment  = 5 * time.Millisecond // between reading the number of coupons and writing the new number
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	addr := flag.String("addr", "", "a Redis (host:port); empty starts one")
+	addr := flag.String("addr", "", "address of a Redis server (host:port); empty starts a server")
 	version := flag.String("redisson", agent.Versions(agent.New)[0], "the version of Redisson")
 	flag.Parse()
 	if err := run(ctx, *addr, *version, os.Stdout); err != nil {
@@ -107,7 +107,7 @@ type shop struct {
 // to be left.
 type sale struct{ issued, refused, remaining int }
 
-// open lets all buyers in at once. If there is no lock name, they use no lock.
+// open lets all buyers in together. If there is no lock name, they use no lock.
 func (s *shop) open(ctx context.Context, lock string, out io.Writer, title string) (sale, error) {
 	if err := s.redis.Do(ctx, s.redis.B().Set().Key(stock).Value(strconv.Itoa(coupons)).Build()).Error(); err != nil {
 		return sale{}, err

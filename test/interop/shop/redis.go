@@ -46,7 +46,7 @@ func startRedis(ctx context.Context) (*redis, error) {
 
 // stop ends the server and waits for it.
 func (r *redis) stop() {
-	r.cmd.Process.Kill() // an error means that it has ended
+	r.cmd.Process.Kill() // an error means that the process has ended
 	_ = r.cmd.Wait()     // which was killed
 	os.RemoveAll(r.dir)
 }

@@ -1,8 +1,8 @@
 // Overlay prepares a build whose clocks can jump. It writes modified copies of
-// two files to a directory, and prints the flags for go test. In package time,
+// two files to a directory and prints the flags for go test. In package time,
 // Now adds time.WallOffset, in seconds, to the wall clock, and does not change
-// the monotonic clock. In package internal/clock, the time for which the
-// machine has slept is longer by time.SleepOffset, also in seconds.
+// the monotonic clock. In package internal/clock, the machine seems to have
+// slept longer by time.SleepOffset, also in seconds.
 package main
 
 import (

@@ -26,7 +26,7 @@ func releaseCommand() *cobra.Command {
 		Use:   "release NAME",
 		Short: "End the hold of a lock",
 		Long: `Release shows the holder of a lock, asks for confirmation, and ends the hold. If several clients read the name, it ends all their holds.
-Waiters are notified at once, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write
+Waiters are notified immediately, and the holder within the bound of its backend (docs/guarantees.md). Until then the holder may still write
 at the same time as the next holder, unless the resource checks fencing tokens. If you can, stop the holder instead.
 
 Without a terminal, --yes replaces the confirmation. With --hold, release ends only that hold. A script passes the hold that
@@ -64,7 +64,7 @@ Exit status
 		},
 	}
 	f.Add(c)
-	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().BoolVar(&yes, "yes", false, "skip the confirmation")
 	c.Flags().StringVar(&hold, "hold", "", "release only this `HOLD`")
 	return c
 }
@@ -125,7 +125,7 @@ func Release(ctx context.Context, b *cli.Backend, name string, agree func(*Repor
 	return err
 }
 
-// Grant returns a string that distinguishes the hold of a report from other
+// Grant returns a string that distinguishes the hold in a report from other
 // holds of the name, as far as the backend can. It consists of letters and
 // digits.
 func (r *Report) Grant() string {
@@ -139,7 +139,7 @@ func (r *Report) Grant() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%q %q %s %d %d", r.Hold, r.Owner, r.Mode, r.Token, since)))
 }
 
-// confirm prompts the user, and returns nil if the answer is yes.
+// confirm prompts the user and returns nil if the answer is yes.
 func confirm(ctx context.Context, in io.Reader, out io.Writer, question string) error {
 	fmt.Fprint(out, question)
 	answer := make(chan string, 1)

@@ -58,10 +58,10 @@ func Command() *cobra.Command {
 		Short: "Measure what locks cost on a backend",
 		Long: `Bench acquires and releases locks on the backend, with two clients in this process, and measures throughput and latency:
 
-  1  a free lock, one caller                   from the call of Lock to the end of Unlock
+  1  a free lock, one caller                   from the call to Lock to the end of Unlock
   2  free locks, --callers on distinct names   the same
-  3  one hot lock, callers of one client       from the call of Lock to the grant
-  4  two clients in turn                       from the call of Unlock to the grant of the other, which waits for the lock
+  3  one hot lock, callers of one client       from the call to Lock to the grant
+  4  two clients in turn                       from the call to Unlock to the grant to the other client, which waits for the lock
   5  one hot lock, callers of two clients      as 3
 
 These are workloads 1 to 5 of docs/performance.md, which explains their limits. Workloads 3 and 5 have at most 32 callers.
@@ -131,7 +131,7 @@ func (f *benchFlags) check(c *cobra.Command, args []string) (string, error) {
 }
 
 // ownDigits distinguish the names of this run from names of other runs. Names
-// end with digits only because a backend may require it.
+// end in digits and nothing else, because a backend may require it.
 var ownDigits = rand.IntN(1e6)
 
 // name returns one of the names.
@@ -145,7 +145,7 @@ func (f *benchFlags) run(c *cobra.Command, raw string) (r *benchReport, err erro
 		return nil, err
 	}
 	if u.Scheme == "migrate" {
-		return nil, fmt.Errorf("names that are locked in a migration move permanently: give the URL of one of its backends: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("in a migration, locking a name moves it permanently: give the URL of one of its backends: %w", errors.ErrUnsupported)
 	}
 	undo, err := f.tidy(ctx, u)
 	if err != nil {

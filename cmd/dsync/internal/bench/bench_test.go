@@ -34,7 +34,7 @@ func benched(t *testing.T, args ...string) benchReport {
 	return r
 }
 
-// TestBench measures backends, and checks that nothing new is left on them.
+// TestBench measures backends and checks that nothing new is left on them.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)
@@ -66,7 +66,7 @@ func TestBench(t *testing.T) {
 				}
 			}
 			if left := test.left(t); left != before {
-				t.Errorf("it leaves %s, and found %s", left, before)
+				t.Errorf("bench left %s, want %s as before", left, before)
 			}
 		})
 	}
@@ -101,17 +101,17 @@ func TestBenchEndsWhenInterrupted(t *testing.T) {
 	for after := 5 * time.Millisecond; after < time.Second; after *= 3 {
 		ctx, cancel := context.WithTimeout(drivertest.Guard(t), after)
 		if _, err := clitest.Run(ctx, Command(), "--for", "200ms", "redisson://"+s.Addr); err == nil {
-			t.Errorf("interrupted after %v it ends without an error", after)
+			t.Errorf("bench, interrupted after %v, ended without an error", after)
 		}
 		cancel()
 		if left := redisKeys(s); left != "[]" {
-			t.Fatalf("interrupted after %v it leaves %s", after, left)
+			t.Fatalf("bench, interrupted after %v, left %s", after, left)
 		}
 	}
 }
 
-// TestPacer makes many calls at once. As many continue as the rate allows until
-// the end, at even intervals.
+// TestPacer makes many calls simultaneously. As many of them continue as the
+// rate allows until the end, at even intervals.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, began := newPacer(100), time.Now()
@@ -131,7 +131,7 @@ func TestPacer(t *testing.T) {
 			}
 		}
 		if len(turns) > 0 {
-			t.Errorf("%d turns more", len(turns))
+			t.Errorf("%d extra turns", len(turns))
 		}
 		if !p.wait(t.Context(), time.Now().Add(time.Millisecond)) {
 			t.Error("the next workload has no turn")

@@ -53,7 +53,7 @@ func (f *benchFlags) removeCounters(option rueidis.ClientOption) error {
 	return nil
 }
 
-// tidyPath is tidy for ZooKeeper.
+// tidyPath implements tidy for ZooKeeper.
 func (f *benchFlags) tidyPath(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	config, err := tlsurl.Read(u)
 	if err != nil {

@@ -115,8 +115,8 @@ func percentile(took []time.Duration, p float64) time.Duration {
 }
 
 // crowd lets callers of some clients acquire and release locks. If all callers
-// share one lock, crowd returns the durations of their waits. If each has its
-// own lock, it returns the durations of whole cycles.
+// share one lock, crowd returns the durations of their waits. If each caller
+// has its own lock, crowd returns the durations of whole cycles.
 func (b *bench) crowd(ctx context.Context, end time.Time, callers int, hot bool, clients int) ([]time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -163,7 +163,7 @@ func first(ctx context.Context, caller int, took []time.Duration) bool {
 	return caller == 0 && len(took) == 0 && ctx.Err() == nil
 }
 
-var errNotExcluded = errors.New("two callers hold one lock at once: the clients of this URL do not exclude each other")
+var errNotExcluded = errors.New("two callers hold one lock at the same time: the clients of this URL do not exclude each other")
 
 // settling is the time allowed for a request to the backend, in addition to the
 // duration of a lock.
@@ -183,7 +183,7 @@ func (b *bench) handOvers(ctx context.Context, end time.Time) (took []time.Durat
 		took = append(took, d)
 	}
 	if len(took) > 1 {
-		took = took[1:] // the first one creates the state that a client needs to wait
+		took = took[1:] // the first hand-over creates the state that a client needs to wait
 	}
 	return took, lease.Unlock(ctx)
 }

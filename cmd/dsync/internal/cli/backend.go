@@ -112,7 +112,7 @@ func CloseDriver(d driver.Driver) error {
 func (b *Backend) List(ctx context.Context, prefix string, most int) (names []string, more bool, err error) {
 	lister, can := b.Driver.(driver.Lister)
 	if !can {
-		return nil, false, fmt.Errorf("it cannot list names: %w", errors.ErrUnsupported)
+		return nil, false, fmt.Errorf("the backend cannot list names: %w", errors.ErrUnsupported)
 	}
 	names = []string{}
 	for name, err := range lister.List(ctx, prefix) {

@@ -38,7 +38,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 			t.Errorf("width %d: got\n%s", width, text)
 		}
 		if !strings.Contains(text, "end ") || !strings.Contains(text, rows[1][3]) || strings.Contains(text, "SINCE") != (width == 0) {
-			t.Errorf("width %d: want the end of the long cell, the whole token, and no empty column on a terminal in\n%s", width, text)
+			t.Errorf("width %d: want the end of the long cell, the whole token, and on a terminal no empty column, in\n%s", width, text)
 		}
 	}
 }

@@ -42,7 +42,7 @@ type level string
 const (
 	ok      level = "ok"
 	note    level = "note"    // nothing is wrong
-	warning level = "warning" // locks work today, but may break their promises in some event
+	warning level = "warning" // locks work today, but may break their promises in certain events
 	fault   level = "fault"   // locks do not work, or not as promised
 )
 
@@ -77,7 +77,7 @@ var examiners = map[string]func(ctx context.Context, x *examination) bool{
 
 const (
 	pairsMeasured = 20
-	doctorName    = "dsync:doctor" // the lock, unless the user names another one
+	doctorName    = "dsync:doctor" // the lock, unless the user names another lock
 )
 
 func Command() *cobra.Command {
@@ -223,16 +223,16 @@ func (x *examination) refused(err error) {
 	case errors.Is(err, errors.ErrUnsupported) && strings.Contains(err.Error(), "TTL"):
 		x.limitedTTL(err)
 	default:
-		x.bad(fault, "open", text, "see the message; the page has the parameters of URLs", seeReach)
+		x.bad(fault, "open", text, "see the message; the page lists the URL parameters", seeReach)
 	}
 }
 
 // limitedTTL is a finding about a TTL that the server does not honor.
 func (x *examination) limitedTTL(err error) {
-	cure, see := "a ttl= in the URL within these limits", "docs/backends/etcd.md#limits"
+	cure, see := "set a ttl= in the URL within these limits", "docs/backends/etcd.md#limits"
 	if x.url.Scheme == "zk" {
 		see = "docs/backends/zookeeper.md#limits"
-		cure += ", or other limits of the server: minSessionTimeout, maxSessionTimeout and tickTime in zoo.cfg"
+		cure += ", or change the server's limits: minSessionTimeout, maxSessionTimeout and tickTime in zoo.cfg"
 	}
 	x.bad(fault, "session limit", err.Error(), cure, see)
 }
@@ -259,7 +259,7 @@ func (x *examination) measure(ctx context.Context, client *dsync.Client) {
 	x.report.Pairs = &pairsMeasure{pairsMeasured, cli.Milliseconds(p50), cli.Milliseconds(p99)}
 	if limit := client.TTL() / 6; p99 > limit {
 		x.bad(warning, "lock", fmt.Sprintf("lock and unlock took %v", p99.Round(time.Millisecond)),
-			fmt.Sprintf("a nearer or less busy server, or a longer TTL than %v: a lease is lost if its renewals are not answered in time", client.TTL()),
+			fmt.Sprintf("use a nearer or less busy server, or a TTL longer than %v: a lease is lost if its renewals are not answered in time", client.TTL()),
 			"docs/performance.md#performance")
 		return
 	}
@@ -271,7 +271,7 @@ func (x *examination) lockCure(err error) string {
 	case errors.Is(err, context.DeadlineExceeded) && errors.Is(err, driver.ErrLocked):
 		return "the name is held: try again later, or give another --name"
 	case x.hasFault("rights"):
-		return "the rights above"
+		return "grant the missing rights listed above"
 	case errors.Is(err, fs.ErrPermission) && x.isTable():
 		return "GRANT SELECT, INSERT, UPDATE, DELETE on the table"
 	}

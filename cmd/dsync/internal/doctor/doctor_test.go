@@ -30,7 +30,7 @@ func doctor(t *testing.T, faults bool, url string, args ...string) examined {
 	}
 	out, err := clitest.Run(drivertest.Guard(t), Command(), append([]string{"--json", "--url-file", file, "--connect", drivertest.HangGuard.String()}, args...)...)
 	if (err != nil) != faults {
-		t.Errorf("got the error %v, want one: %t", err, faults)
+		t.Errorf("got the error %v, want an error: %t", err, faults)
 	}
 	if strings.Contains(fmt.Sprint(out, err), testenv.PasswordMark) {
 		t.Errorf("the password is in\n%s%v", out, err)

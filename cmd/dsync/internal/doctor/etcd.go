@@ -30,7 +30,7 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 	if config.TLS != nil && config.TLS.ServerName != "" {
 		config.TLS = config.TLS.Clone()
 		// reach has already checked the name in the certificate. The library
-		// would check the wrong name, that of the host.
+		// would check the wrong name, the host's.
 		config.TLS.InsecureSkipVerify = true
 	}
 	config.Username = x.url.User.Username()
@@ -56,8 +56,8 @@ func examineEtcd(ctx context.Context, x *examination) bool {
 
 func (x *examination) etcdLogin(err error) {
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
-		x.bad(fault, "password", "the server rejects this user and password", "the correct user and password in the URL, special characters as %XX; "+
-			"or etcdctl user passwd", seePasswords)
+		x.bad(fault, "password", "the server rejects this user and password", "put the correct user and password in the URL, with special characters as %XX; "+
+			"or run etcdctl user passwd", seePasswords)
 		return
 	}
 	x.bad(fault, "reach", fmt.Sprintf("no server answers: %v", err), "is etcd listening there? does it have a majority?", seeEtcd)
@@ -82,18 +82,18 @@ func (x *examination) etcdStatus(endpoint string, status *clientv3.StatusRespons
 	major, minor, _ := parseVersion(status.Version)
 	switch {
 	case major < 3 || major == 3 && minor < 4:
-		x.bad(fault, "version", fmt.Sprintf("%s is etcd %s, and the oldest supported version is 3.4", endpoint, status.Version), "etcd 3.5.13 or newer", seeReach)
+		x.bad(fault, "version", fmt.Sprintf("%s is etcd %s, and the oldest supported version is 3.4", endpoint, status.Version), "install etcd 3.5.13 or newer", seeReach)
 	case major == 3 && minor == 4:
 		x.bad(warning, "version", fmt.Sprintf("%s is etcd %s: after a restart of the server, existing clients with a user get no answer", endpoint, status.Version),
-			"etcd 3.5.13 or newer", seeRights)
+			"install etcd 3.5.13 or newer", seeRights)
 	default:
 		x.good("version", "%s is etcd %s", endpoint, status.Version)
 	}
 	if status.Leader == 0 {
-		x.bad(fault, "leader", endpoint+" knows no leader: nothing is granted", "a majority of the members that are up and reach each other", seeEtcd)
+		x.bad(fault, "leader", endpoint+" knows no leader: nothing is granted", "make sure that a majority of the members are up and can reach each other", seeEtcd)
 	}
 	if status.IsLearner {
-		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients avoid it", "etcdctl member promote, or different hosts in the URL", seeEtcd)
+		x.bad(warning, "read-only", endpoint+" is a learner, which refuses most requests, so clients avoid it", "run etcdctl member promote, or put other hosts in the URL", seeEtcd)
 	}
 	for _, text := range status.Errors {
 		x.bad(fault, "alarm", endpoint+": "+text, "for NOSPACE: compact and defragment, raise --quota-backend-bytes, then etcdctl alarm disarm", seeEtcd)
@@ -115,9 +115,9 @@ func (x *examination) etcdMembers(ctx context.Context, client *clientv3.Client) 
 func (x *examination) etcdNumber(n int) {
 	switch {
 	case n == 1:
-		x.bad(note, "members", "one server: while it is down, nothing is granted", "three servers, if that matters", seeEtcd)
+		x.bad(note, "members", "one server: while it is down, nothing is granted", "use three servers if that matters", seeEtcd)
 	case n%2 == 0:
-		x.bad(warning, "members", fmt.Sprintf("%d members tolerate no more losses than %d", n, n-1), "an odd number of members", seeEtcd)
+		x.bad(warning, "members", fmt.Sprintf("%d members tolerate no more losses than %d", n, n-1), "use an odd number of members", seeEtcd)
 	default:
 		x.good("members", "%d members: %d of them may be lost", n, n/2)
 	}

@@ -32,10 +32,10 @@ func (x *examination) sameGroup(what string, servers []identity, cure, see strin
 	first := servers[0]
 	other := slices.IndexFunc(servers, func(s identity) bool { return s.group != first.group })
 	if other < 0 {
-		x.good("identity", "%s are of one %s", cli.Plural(len(servers), "server"), what)
+		x.good("identity", "%s belong to one %s", cli.Plural(len(servers), "server"), what)
 		return
 	}
-	x.bad(fault, "identity", fmt.Sprintf("%s and %s are not of one %s: both grant the same lock", first.host, servers[other].host, what), cure, see)
+	x.bad(fault, "identity", fmt.Sprintf("%s and %s do not belong to one %s: both grant the same lock", first.host, servers[other].host, what), cure, see)
 }
 
 // etcdGroups compares the clusters of the endpoints.
@@ -46,7 +46,7 @@ func (x *examination) etcdGroups(statuses map[string]*clientv3.StatusResponse, e
 			servers = append(servers, identity{endpoint, fmt.Sprintf("%x", status.Header.ClusterId)})
 		}
 	}
-	x.sameGroup("cluster", servers, "the members of one cluster in the URL: etcdctl member list", seeEtcd)
+	x.sameGroup("cluster", servers, "put only members of one cluster in the URL: see etcdctl member list", seeEtcd)
 }
 
 // zkGroups finds out whether the hosts belong to the same ensemble. The servers
@@ -84,8 +84,8 @@ func (x *examination) zkGroups(ctx context.Context, hosts []string, config *tls.
 		}
 		owner.Close()
 	}
-	x.sameGroup("ensemble", servers, "the servers of one ensemble in the URL, and all of them as server.N in the zoo.cfg of each "+
-		"(a server with localSessionsEnabled=true looks the same)", seeZooKeeper)
+	x.sameGroup("ensemble", servers, "put only servers of one ensemble in the URL, and list all of them as server.N in each zoo.cfg "+
+		"(a server with localSessionsEnabled=true also triggers this finding)", seeZooKeeper)
 }
 
 const zkPasswordSize = 16
@@ -156,14 +156,15 @@ func (x *examination) postgresGroups(ctx context.Context, config *pgconn.Config)
 			x.bad(note, "identity", fmt.Sprintf("%s cannot be compared with the other hosts: %v", host, err), "", seePostgres)
 		}
 	}
-	const cure = "the hosts of one primary and its standbys in the URL"
+	const cure = "put only the hosts of one primary and its standbys in the URL"
 	x.sameGroup("database cluster", servers, cure, seePostgres)
 	if !x.hasFault("identity") && len(primaries) > 1 {
 		x.sameGroup("running server, and both are primaries", primaries, cure+"; stop the wrong primary", seePostgres)
 	}
 }
 
-// eachHost splits a configuration into one for each host, if there are several.
+// eachHost splits a configuration with several hosts into one configuration for
+// each host. For a single host it returns nil.
 func eachHost(config *pgconn.Config) (each []*pgconn.Config) {
 	tries := append([]*pgconn.FallbackConfig{{Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
 	for _, try := range tries {
@@ -186,7 +187,7 @@ func (x *examination) sentinelGroups(ctx context.Context, option rueidis.ClientO
 	master := option.Sentinel.MasterSet
 	option.Username, option.Password, option.SelectDB = option.Sentinel.Username, option.Sentinel.Password, 0
 	option.Sentinel = rueidis.SentinelOption{}
-	x.redisGroups(ctx, option, hosts, "primary", "sentinels that watch one primary in the URL, with the same master= for it", func(c rueidis.Client, ctx context.Context) (string, error) {
+	x.redisGroups(ctx, option, hosts, "primary", "put only sentinels in the URL that watch the same primary under the name in master=", func(c rueidis.Client, ctx context.Context) (string, error) {
 		fields, err := c.Do(ctx, c.B().Arbitrary("SENTINEL", "MASTER", master).Build()).AsStrMap()
 		return fields["runid"], err
 	})
@@ -196,7 +197,7 @@ func (x *examination) sentinelGroups(ctx context.Context, option rueidis.ClientO
 // the first node's cluster if the first node knows it.
 func (x *examination) clusterGroups(ctx context.Context, option rueidis.ClientOption, hosts []string) {
 	known := ""
-	x.redisGroups(ctx, option, hosts, "cluster", "the nodes of one cluster in the URL: CLUSTER NODES", func(c rueidis.Client, ctx context.Context) (string, error) {
+	x.redisGroups(ctx, option, hosts, "cluster", "put only nodes of one cluster in the URL: see CLUSTER NODES", func(c rueidis.Client, ctx context.Context) (string, error) {
 		id, err := c.Do(ctx, c.B().ClusterMyid().Build()).ToString()
 		if err != nil {
 			return "", err

@@ -89,7 +89,7 @@ func TestDoctorOnStrangersOfRedis(t *testing.T) {
 }
 
 // TestDoctorOnNodesOfZooKeeper measures a session and a counter by the walk and
-// by the word dump.
+// by the dump command.
 func TestDoctorOnNodesOfZooKeeper(t *testing.T) {
 	t.Parallel()
 	for _, words := range []string{"srvr", "srvr,dump"} {

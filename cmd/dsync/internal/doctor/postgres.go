@@ -22,7 +22,7 @@ const seePostgres = "docs/backends/postgres.md#faults"
 func examinePostgres(ctx context.Context, x *examination) bool {
 	config, err := x.postgresConfig()
 	if err != nil {
-		x.bad(fault, "URL", "the parameters of the connection cannot be used", "the parameters of libpq; the error of the driver names the wrong one", seeTLS)
+		x.bad(fault, "URL", "the parameters of the connection cannot be used", "use the parameters of libpq; the driver's error names the wrong parameter", seeTLS)
 		return true // and the driver reports it
 	}
 	connecting, cancel := context.WithTimeout(ctx, x.connect)
@@ -100,7 +100,7 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	if !errors.As(err, &answer) {
 		text := err.Error()
 		if strings.Contains(text, "TLS") {
-			x.bad(fault, "TLS", text, "sslmode= as the server needs it", seeTLS)
+			x.bad(fault, "TLS", text, "set sslmode= as the server requires", seeTLS)
 			return
 		}
 		x.bad(fault, "reach", text, "is the server running, and does a firewall let this machine through? is the port correct?", seeReach)
@@ -109,13 +109,13 @@ func (x *examination) postgresLogin(config *pgconn.Config, err error) {
 	text := fmt.Sprintf("%s: %s (%s)", host, answer.Message, answer.Code)
 	switch answer.Code {
 	case "28P01", "28000":
-		x.bad(fault, "password", text, "the correct user and password in the URL, special characters as %XX; or ALTER ROLE, or pg_hba.conf", seePasswords)
+		x.bad(fault, "password", text, "put the correct user and password in the URL, with special characters as %XX; or use ALTER ROLE, or change pg_hba.conf", seePasswords)
 	case "42501":
 		x.bad(fault, "rights", text, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s", config.Database, config.User), seeRights)
 	case "3D000":
-		x.bad(fault, "reach", text, "CREATE DATABASE, or another path in the URL", seeRights)
+		x.bad(fault, "reach", text, "run CREATE DATABASE, or put another path in the URL", seeRights)
 	case "53300":
-		x.bad(fault, "session limit", text, fmt.Sprintf("ALTER ROLE %s CONNECTION LIMIT -1, ALTER DATABASE %s CONNECTION LIMIT -1, or max_connections in postgresql.conf",
+		x.bad(fault, "session limit", text, fmt.Sprintf("ALTER ROLE %s CONNECTION LIMIT -1, ALTER DATABASE %s CONNECTION LIMIT -1, or raise max_connections in postgresql.conf",
 			config.User, config.Database), "docs/backends/postgres.md#limits")
 	default:
 		x.bad(fault, "reach", text, "see the message", seePostgres)
@@ -140,7 +140,7 @@ func (x *examination) pooler(ctx context.Context, host string) bool {
 	switch {
 	case errors.Is(err, pglock.ErrPooler):
 		x.bad(fault, check, host+" is a pooler in transaction mode: several clients share a session of the server, and its locks",
-			"connect to the server itself; or pool_mode=session for this database, and pooler=session in the URL", "docs/backends/postgres.md#caveats")
+			"connect to the server itself; or set pool_mode=session for this database and pooler=session in the URL", "docs/backends/postgres.md#caveats")
 		return false
 	case err != nil:
 		x.bad(fault, check, fmt.Sprintf("%s is a pooler and unfit for locks: %v", host, err), "connect to the server itself", "docs/backends/postgres.md#caveats")
@@ -219,7 +219,7 @@ func (s *postgresServer) query(ctx context.Context, sql string) ([][][]byte, err
 
 func (s *postgresServer) version(f map[string]string) {
 	if number, err := strconv.Atoi(f["version"]); err == nil && number < 140000 {
-		s.x.bad(fault, "version", fmt.Sprintf("%s is PostgreSQL %s, and the oldest supported version is 14", s.host, f["text"]), "PostgreSQL 14 or newer", seeReach)
+		s.x.bad(fault, "version", fmt.Sprintf("%s is PostgreSQL %s, and the oldest supported version is 14", s.host, f["text"]), "install PostgreSQL 14 or newer", seeReach)
 		return
 	}
 	s.x.good("version", "%s is PostgreSQL %s", s.host, f["text"])
@@ -229,16 +229,16 @@ func (s *postgresServer) state(f map[string]string) {
 	if f["standby"] == "t" {
 		// Locks and tokens work just as well in read-only transactions.
 		s.x.bad(fault, "read-only", s.host+" is a standby: its locks are separate from the locks of the primary, and it issues no tokens",
-			"the address of the primary in the URL; among several hosts the driver finds it", seePostgres)
+			"put the address of the primary in the URL; if the URL lists several hosts, the driver finds the primary", seePostgres)
 	}
 	if f["fsync"] == "off" {
-		s.x.bad(warning, "persistence", s.host+" runs with fsync=off: tokens may fall after a crash of its machine", "fsync = on in postgresql.conf", seePostgres)
+		s.x.bad(warning, "persistence", s.host+" runs with fsync=off: tokens may fall after a crash of its machine", "set fsync = on in postgresql.conf", seePostgres)
 	} else {
 		s.x.good("persistence", "%s writes acknowledged data to disk", s.host)
 	}
 	if n, _ := strconv.Atoi(f["replicas"]); n > 0 {
-		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if one takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
-			"a failover that stops the old primary first; fencing tokens expose late holders", seePostgres)
+		s.x.bad(warning, "replicas", fmt.Sprintf("%s has %s: if a standby takes over while the old primary is alive, both grant locks", s.host, cli.Plural(n, "replica")),
+			"make the failover stop the old primary first; fencing tokens expose late holders", seePostgres)
 	}
 }
 
@@ -248,7 +248,7 @@ func (s *postgresServer) limits(f map[string]string) {
 	for _, l := range []struct{ prefix, where, setting string }{
 		{"role ", "role " + s.user, "ALTER ROLE " + s.user + " CONNECTION LIMIT"},
 		{"database ", "database " + f["database"], "ALTER DATABASE " + f["database"] + " CONNECTION LIMIT"},
-		{"", s.host, "max_connections in postgresql.conf"},
+		{"", s.host, "raise max_connections in postgresql.conf"},
 	} {
 		limit, err1 := strconv.Atoi(f[l.prefix+"max"])
 		n, err2 := strconv.Atoi(f[l.prefix+"used"])

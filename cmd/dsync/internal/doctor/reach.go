@@ -61,7 +61,7 @@ const (
 func (x *examination) inTheClear(hosts []string) {
 	for _, host := range hosts {
 		if !isLocal(host) {
-			x.bad(note, "TLS", "the connection to "+host+" is not encrypted, and carries the password", "TLS, unless the network is trusted", seeTLS)
+			x.bad(note, "TLS", "the connection to "+host+" is not encrypted, and carries the password", "use TLS unless the network is trusted", seeTLS)
 		}
 	}
 }
@@ -83,13 +83,13 @@ func (x *examination) unreached(host string, secure bool, err error) {
 	var op *net.OpError
 	if secure && (!errors.As(err, &op) || op.Op != "dial") {
 		x.bad(fault, "TLS", fmt.Sprintf("the TLS handshake with %s fails: %v", host, err),
-			"the port on which the server speaks TLS, or no tls=true in the URL", seeTLS)
+			"use the port on which the server speaks TLS, or remove tls=true from the URL", seeTLS)
 		return
 	}
 	var dns *net.DNSError
 	cure := "is the server running, and does a firewall let this machine through? is the port correct?"
 	if errors.As(err, &dns) {
-		cure = "a host name that can be resolved here"
+		cure = "use a host name that can be resolved here"
 	}
 	x.bad(fault, checkReach, fmt.Sprintf("%s cannot be reached: %v", host, err), cure, seeReach)
 }
@@ -102,12 +102,12 @@ func (x *examination) certificate(host string, err error) bool {
 	switch {
 	case errors.As(err, &name):
 		x.bad(fault, "TLS name", fmt.Sprintf("the certificate of %s is for %s, and not for %s", host, namesIn(name.Certificate), name.Host),
-			"a host in the URL that is in the certificate, tls_server_name= (pglock: sslmode=verify-full and that host), or a certificate for this name", seeTLS)
+			"put a host in the URL that is in the certificate, set tls_server_name= (pglock: sslmode=verify-full and that host), or install a certificate for this name", seeTLS)
 	case errors.As(err, &authority):
-		x.bad(fault, "TLS", "the certificate of "+host+" is by an authority that is not trusted here",
-			"tls_ca=FILE (pglock: sslrootcert=FILE) with the certificate of that authority", seeTLS)
+		x.bad(fault, "TLS", "the certificate of "+host+" was issued by an authority that is not trusted here",
+			"set tls_ca=FILE (pglock: sslrootcert=FILE) to the certificate of that authority", seeTLS)
 	case errors.As(err, &invalid):
-		x.bad(fault, "TLS", fmt.Sprintf("the certificate of %s is not valid: %v", host, err), "a new certificate, if this one is out of date", seeTLS)
+		x.bad(fault, "TLS", fmt.Sprintf("the certificate of %s is not valid: %v", host, err), "install a new certificate if this one has expired", seeTLS)
 	default:
 		return false
 	}
@@ -149,6 +149,6 @@ func (x *examination) clock(host string, server, asked, answered time.Time, see 
 		word = "behind"
 	}
 	x.bad(warning, "clock", fmt.Sprintf("the clock of %s is %v %s that of this machine", host, ahead.Abs().Round(time.Second), word),
-		"find out which of the two is wrong, and let chrony or NTP correct it: a clock that is set while locks are held ends them early, or keeps them for longer",
+		"find out which of the two is wrong, and let chrony or NTP correct it: a clock that is set while locks are held ends them early or keeps them longer",
 		see)
 }

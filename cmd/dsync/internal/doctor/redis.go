@@ -80,7 +80,7 @@ func examineRedis(ctx context.Context, x *examination) bool {
 	})
 }
 
-// withRedis calls f with a client, and reports whether it could connect.
+// withRedis calls f with a client and reports whether it could connect.
 func (x *examination) withRedis(option rueidis.ClientOption, host string, f func(rueidis.Client)) bool {
 	client, err := rueidis.NewClient(option)
 	if err != nil {
@@ -101,15 +101,15 @@ func (x *examination) redisLogin(host string, err error) {
 	text := fmt.Sprintf("%s: %v", host, err)
 	switch upper := strings.ToUpper(err.Error()); {
 	case strings.Contains(upper, "WRONGPASS"):
-		x.bad(fault, "password", text, "the correct user and password in the URL, special characters as %XX; or ACL SETUSER on the server", seePasswords)
+		x.bad(fault, "password", text, "put the correct user and password in the URL, with special characters as %XX; or use ACL SETUSER on the server", seePasswords)
 	case strings.Contains(upper, "NOAUTH"):
-		x.bad(fault, "password", text, "a password in the URL: redisson://user:password@host", seePasswords)
+		x.bad(fault, "password", text, "put a password in the URL: redisson://user:password@host", seePasswords)
 	case strings.Contains(upper, "NOPERM"):
-		x.bad(fault, "rights", text, "ACL SETUSER with the rights of the page", seeRights)
+		x.bad(fault, "rights", text, "ACL SETUSER with the rights that the page lists", seeRights)
 	case strings.Contains(upper, "EOF"), strings.Contains(upper, "RESET BY PEER"):
 		x.bad(fault, "reach", text, "does the server require TLS? use tls=true in the URL", seeTLS)
 	default:
-		x.bad(fault, "reach", text, "a server that speaks the protocol of Redis, in the mode of the URL (mode=)", seeReach)
+		x.bad(fault, "reach", text, "use a server that speaks the Redis protocol, in the mode that the URL names (mode=)", seeReach)
 	}
 }
 
@@ -163,7 +163,7 @@ func (x *examination) user() string {
 }
 
 // redisCounter arranges for the token counter to be removed at the end, unless
-// it existed before. Unlike the counters of dsync, those of Redisson's locks
+// it existed before. Unlike dsync's counters, the counters of Redisson's locks
 // never expire.
 func (x *examination) redisCounter(ctx context.Context, client rueidis.Client, option rueidis.ClientOption) {
 	if x.url.Param("fence", "") != "redisson" {
@@ -198,7 +198,7 @@ func (s *redisServer) version(context.Context) {
 		s.x.bad(note, "version", s.address+" does not report its version", "", "")
 	case major < 6 || major == 6 && minor < 2:
 		s.x.bad(fault, "version", fmt.Sprintf("%s is Redis %s, and the oldest supported version is 6.2", s.address, version),
-			"Redis 6.2 or newer, or Valkey", seeReach)
+			"install Redis 6.2 or newer, or Valkey", seeReach)
 	default:
 		s.x.good("version", "%s is %s %s", s.address, s.hello["server"], version)
 	}
@@ -213,9 +213,9 @@ func (s *redisServer) role(context.Context) {
 	if !s.isReplica() {
 		return
 	}
-	cure := "the address of the primary in the URL, or mode=sentinel with master=, or mode=cluster: these find it"
+	cure := "put the address of the primary in the URL, or use mode=sentinel with master=, or mode=cluster, which find the primary"
 	if isRedlock(s.x) {
-		cure = "REPLICAOF NO ONE, or the address of a primary in the URL"
+		cure = "run REPLICAOF NO ONE, or put the address of a primary in the URL"
 	}
 	s.x.bad(fault, "read-only", s.address+" is a replica, which grants no locks", cure, s.x.seeRedis())
 }
@@ -232,7 +232,7 @@ func (s *redisServer) eviction(context.Context) {
 			l = warning
 		}
 		s.x.bad(l, "eviction", fmt.Sprintf("%s may evict held locks: its maxmemory-policy is %s", s.address, policy),
-			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts it", s.x.seeRedis())
+			"CONFIG SET maxmemory-policy noeviction, and the same in redis.conf; evict=allow in the URL accepts the risk", s.x.seeRedis())
 	}
 }
 
@@ -243,10 +243,10 @@ func (s *redisServer) persistence(context.Context) {
 	durable := s.x.url.Bool("durable", false)
 	switch keeps := s.info["aof_enabled"] == "1"; {
 	case isRedlock(s.x) && !durable:
-		s.x.good("persistence", "%s needs none: a restarted node does not count for maxttl", s.address)
+		s.x.good("persistence", "%s needs no persistence: a restarted node does not count for maxttl", s.address)
 	case isRedlock(s.x) && !keeps:
 		s.x.bad(warning, "persistence", s.address+" keeps no append-only file, although durable=true promises that it forgets nothing when it restarts",
-			"appendonly yes, and appendfsync always, in redis.conf; or no durable=true in the URL", s.x.seeRedis())
+			"set appendonly yes and appendfsync always in redis.conf, or remove durable=true from the URL", s.x.seeRedis())
 	case keeps:
 		s.x.good("persistence", "%s keeps an append-only file: a restart keeps locks, except those of the last second unless appendfsync is always", s.address)
 	default:
@@ -263,13 +263,13 @@ func (s *redisServer) replicas(context.Context) {
 	text := fmt.Sprintf("%s has %s", s.address, cli.Plural(n, "replica"))
 	switch wanted := s.x.url.Int("waitreplicas", 0, 0, 1000); {
 	case isRedlock(s.x) && n > 0:
-		s.x.bad(warning, "replicas", text+": if one takes over at this address, it may not have the last locks",
-			"no failover behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
+		s.x.bad(warning, "replicas", text+": a replica that takes over at this address may not have the last locks",
+			"disable failover behind the addresses of the URL: the other nodes replace a node that is down", s.x.seeRedis())
 	case wanted > n:
 		s.x.bad(fault, "replicas", fmt.Sprintf("%s, but a grant waits for waitreplicas=%d", text, wanted),
-			"more connected replicas, or a smaller waitreplicas=", s.x.seeRedis())
+			"connect more replicas, or lower waitreplicas=", s.x.seeRedis())
 	case n > 0 && wanted == 0:
-		s.x.bad(warning, "replicas", text+": if one takes over, it may not have the last locks",
+		s.x.bad(warning, "replicas", text+": a replica that takes over may not have the last locks",
 			"waitreplicas=1 in the URL makes that unlikely; fencing tokens expose late holders", s.x.seeRedis())
 	default:
 		s.x.good("replicas", "%s", text)
@@ -286,7 +286,7 @@ func (s *redisServer) counts(context.Context) {
 	longest := s.x.url.Duration("maxttl", max(usual, s.x.url.Duration("ttl", usual)))
 	if left := longest - time.Duration(up-1)*time.Second; left > 0 {
 		s.x.bad(warning, "restart", fmt.Sprintf("%s started %d s ago: it may have forgotten locks, and does not count for %v", s.address, up, longest),
-			fmt.Sprintf("wait for %v; or a shorter maxttl=, the same in the URLs of all programs", left), s.x.seeRedis())
+			fmt.Sprintf("wait for %v, or set a shorter maxttl= in the URLs of all programs", left), s.x.seeRedis())
 	}
 }
 
@@ -296,7 +296,7 @@ func (s *redisServer) connections(context.Context) {
 	if err1 != nil || err2 != nil {
 		return
 	}
-	s.x.connections(s.address, limit-used, fmt.Sprintf("%d of %d connections", used, limit), "maxclients in redis.conf")
+	s.x.connections(s.address, limit-used, fmt.Sprintf("%d of %d connections", used, limit), "raise maxclients in redis.conf")
 }
 
 // connections checks the number of free connections; a process needs one or
@@ -357,7 +357,7 @@ func (s *redisServer) readWrite(ctx context.Context) {
 			if mode, err := answer.ToString(); err == nil && (mode == "read" || mode == "write") {
 				s.x.bad(warning, "read-write", fmt.Sprintf("%s has read-write locks, such as %q: a Lock without a mode does not exclude their users in Java, "+
 					"whose unlock deletes the hold", s.address, page.Elements[i]),
-					"write=true in the URL of all programs; or dsync.Write and dsync run --write for such names", "docs/redisson.md#the-read-write-lock")
+					"put write=true in the URL of all programs, or use dsync.Write and dsync run --write for such names", "docs/redisson.md#the-read-write-lock")
 				return
 			}
 		}

@@ -128,7 +128,7 @@ func (x *examination) redisRights(ctx context.Context, client rueidis.Client, wh
 			}
 		}
 		if ctx.Err() != nil {
-			x.bad(fault, "rights", fmt.Sprintf("%s: %s: unknown, because there was no answer in time", where, use.what), "a server that answers, or a longer --connect", seeRights)
+			x.bad(fault, "rights", fmt.Sprintf("%s: %s: unknown, because there was no answer in time", where, use.what), "use a server that answers, or a longer --connect", seeRights)
 			return
 		}
 		if len(missing)+len(untried) == 0 {
@@ -186,8 +186,9 @@ func (t redisTrial) remove() {
 	t.lacks(ctx, "PEXPIRE $lock 1", "DEL $lock")
 }
 
-// lacks sends several requests at once. For each it returns the missing right,
-// or "". Any response except a permission error proves the right.
+// lacks sends several requests in one batch. For each request it returns the
+// missing right, or "". Any response except a permission error proves the
+// right.
 func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	var asked []askedFor
 	var requests []rueidis.Completed
@@ -206,7 +207,7 @@ func (t redisTrial) lacks(ctx context.Context, lines ...string) []string {
 	return rights
 }
 
-// askedFor returns the object to which a request needs rights.
+// askedFor returns the object that a request needs rights for.
 type askedFor struct{ name, key, channel string }
 
 // request builds the request for a line of redisUses.

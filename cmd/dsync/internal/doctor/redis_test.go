@@ -71,7 +71,7 @@ func TestDoctorOnRedisTLS(t *testing.T) {
 	doctor(t, true, "redisson://"+s.Addr).want("reach", fault, "", "tls=true")
 }
 
-// redlockNodes are three nodes with a user that has the least rights.
+// redlockNodes are three nodes with a user that has only the necessary rights.
 type redlockNodes struct {
 	t        *testing.T
 	nodes    []*testenv.RedisServer
@@ -143,7 +143,7 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	n := newRedlockNodes(t)
 	durable, last := n.url+"?durable=true", n.nodes[2].Addr
 	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
-	e.want("restart", warning, last+" started", "or a shorter maxttl=")
+	e.want("restart", warning, last+" started", "or set a shorter maxttl=")
 	e.want("persistence", ok, last+" needs none", "")
 	e.want("lock", fault, "cannot be locked", "")
 	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")
@@ -216,7 +216,7 @@ func testDoctorKnowsEachRight(t *testing.T, scheme, parameters string, rights []
 	}
 }
 
-// TestTrialsWithoutTheirKey tries rights with a key that expires at once.
+// TestTrialsWithoutTheirKey tries rights with a key that expires immediately.
 // Commands that create keys must not leave any.
 func TestTrialsWithoutTheirKey(t *testing.T) {
 	t.Parallel()

@@ -59,25 +59,25 @@ func (x *examination) zkAnswer(host, text string, err error) {
 	}
 	switch {
 	case strings.Contains(text, "not currently serving"):
-		x.bad(fault, "leader", host+" refuses to serve, because it cannot reach a majority of its ensemble", "a majority of the servers that are up and reach each other", seeZooKeeper)
+		x.bad(fault, "leader", host+" refuses to serve, because it cannot reach a majority of its ensemble", "make sure that a majority of the servers are up and can reach each other", seeZooKeeper)
 		return
 	case err != nil || version == "":
-		x.bad(note, "version", host+" does not report its version and its role", "4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
+		x.bad(note, "version", host+" does not report its version and its role", "set 4lw.commands.whitelist=srvr in zoo.cfg", seeReach)
 		return
 	}
 	if major, minor, _ := parseVersion(version); major < 3 || major == 3 && minor < 5 {
-		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and the oldest supported version is 3.5", host, version), "ZooKeeper 3.5 or newer", seeReach)
+		x.bad(fault, "version", fmt.Sprintf("%s is ZooKeeper %s, and the oldest supported version is 3.5", host, version), "install ZooKeeper 3.5 or newer", seeReach)
 	} else {
 		x.good("version", "%s is ZooKeeper %s", host, version)
 	}
 	if mode == "standalone" {
-		x.bad(note, "members", host+" is the only server: while it is down, nothing is granted", "three servers, if that matters", seeZooKeeper)
+		x.bad(note, "members", host+" is the only server: while it is down, nothing is granted", "use three servers if that matters", seeZooKeeper)
 	} else {
 		x.good("members", "%s is a %s of an ensemble", host, mode)
 	}
 }
 
-// zkWord sends one of the four-letter words.
+// zkWord sends one of ZooKeeper's four-letter commands.
 func zkWord(ctx context.Context, host string, config *tls.Config, word string) (string, error) {
 	conn, err := servers.Dial(ctx, host, config)
 	if err != nil {
@@ -111,11 +111,11 @@ func (x *examination) zkRights(ctx context.Context, hosts []string, config *tls.
 	switch {
 	case err == nil:
 	case errors.Is(err, servers.ErrNoLogin):
-		x.bad(fault, "password", err.Error(), "the correct user and password in the URL", seePasswords)
+		x.bad(fault, "password", err.Error(), "put the correct user and password in the URL", seePasswords)
 	case errors.Is(err, servers.ErrNoSession):
-		x.bad(fault, checkReach, err.Error(), "maxClientCnxns in zoo.cfg, if there are many connections from this host; a majority of the servers", seeZooKeeper)
+		x.bad(fault, checkReach, err.Error(), "raise maxClientCnxns in zoo.cfg if there are many connections from this host; make sure that a majority of the servers are up", seeZooKeeper)
 	default:
-		x.bad(fault, checkReach, err.Error(), "the hosts of the URL", seeReach)
+		x.bad(fault, checkReach, err.Error(), "check the hosts in the URL", seeReach)
 	}
 }
 
@@ -131,7 +131,7 @@ func (x *examination) zkPath(conn *gozk.Conn, chroot, id string) {
 		node, needed = path.Dir(node), "c"
 		acl, _, err = conn.GetACL(node)
 	}
-	cure := fmt.Sprintf("a user with the right a: setAcl %s auth:USER:PASSWORD:crdwa; or another user, password or path in the URL", node)
+	cure := fmt.Sprintf("as a user with the right a, run setAcl %s auth:USER:PASSWORD:crdwa, or put another user, password or path in the URL", node)
 	switch {
 	case errors.Is(err, gozk.ErrNoAuth):
 		x.bad(fault, "rights", fmt.Sprintf("the user has no rights on %s", node), cure, seeRights)

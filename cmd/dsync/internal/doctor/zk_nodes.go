@@ -74,7 +74,8 @@ func (n *zkTree) walk(ctx context.Context, conn *gozk.Conn, root string) {
 	}
 }
 
-// dump replaces the session data by the response to the word dump.
+// dump replaces the session data with the sessions in text, the response to the
+// dump command.
 func (n *zkTree) dump(text string) {
 	n.sessions = map[uint64]int{}
 	var session uint64
@@ -97,7 +98,7 @@ func (x *examination) zkJudge(n *zkTree) {
 		}
 		x.bad(l, "session size", fmt.Sprintf("the session 0x%x has ephemeral nodes with %.1f MiB of paths: the transaction that ends it can stop all servers, "+
 			"which read at most twice jute.maxbuffer", session, float64(size)/(1<<20)),
-			"a higher jute.maxbuffer of all servers before the client ends; then fewer locks for each client, or a newer dsync", seeZooKeeper)
+			"raise jute.maxbuffer on all servers before the client ends; then use fewer locks per client, or a newer dsync", seeZooKeeper)
 	} else {
 		x.good("session size", "the largest session has %.1f KiB of paths", float64(size)/(1<<10))
 	}

@@ -35,7 +35,7 @@ func sinceBoot() time.Duration {
 }
 
 // process is a process of a command. Its start time distinguishes it from a
-// later process with the same number.
+// later process that reuses its pid.
 type process struct {
 	pid, parent, group int
 	start              uint64
@@ -102,8 +102,8 @@ func readProcess(pid int) (p process, hasEnded bool, err error) {
 	return p, (state == 'Z' || state == 'X') && len(threads) == 1 && threads[0] <= '1', err
 }
 
-// signal sends a signal to the process, but never to a later process with its
-// number.
+// signal sends a signal to the process, but never to a later process that
+// reuses its pid.
 func (p process) signal(s syscall.Signal) error {
 	fd, pidfdErr := unix.PidfdOpen(p.pid, 0) // since Linux 5.3
 	if pidfdErr == nil {

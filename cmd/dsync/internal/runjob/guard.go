@@ -20,9 +20,9 @@ import (
 )
 
 // guard is a second process of this program. It leads the process group of the
-// command and starts the command there. The guard kills the command and
-// everything that it has started at the time in the last message from this
-// process, or when this process has gone. A frozen or killed dsync therefore
+// command and starts the command there. At the time in the last message from
+// this process, or when this process is gone, the guard kills the command and
+// everything that the command has started. A frozen or killed dsync therefore
 // leaves no command running without the lock.
 type guard struct {
 	pid    int // and the process group
@@ -75,7 +75,8 @@ func startGuard(path string, argv, environment []string) (*guard, error) {
 	args := []string{"dsync", guardName}
 	for _, f := range []*os.File{in, out} {
 		// The guard inherits the file under its current number, so that files
-		// that the caller of dsync left open for the command keep theirs.
+		// that the caller of dsync left open for the command keep their
+		// numbers.
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {
 			return nil, errors.Join(err, times.Close(), voice.Close(), out.Close())
 		}
@@ -114,14 +115,14 @@ func startGuard(path string, argv, environment []string) (*guard, error) {
 
 func (g *guard) hear() (report, error) {
 	var b [reportSize]byte
-	n, err := g.voice.Read(b[:]) // the guard writes all 8 at once
+	n, err := g.voice.Read(b[:]) // the guard writes all 8 in one call
 	if err == nil && n < len(b) {
-		err = errors.New("the message of the guard is too short")
+		err = errors.New("the guard's message is too short")
 	}
 	return report{reportKind(binary.LittleEndian.Uint32(b[:])), binary.LittleEndian.Uint32(b[4:])}, err
 }
 
-// sendDeadline sends the guard the time at which to kill.
+// sendDeadline sends the guard the time at which it must kill the command.
 func (g *guard) sendDeadline(killAt time.Time) error {
 	now := sinceBoot() // first: a delay between the two readings makes the time earlier
 	at := now + time.Until(killAt)
@@ -137,7 +138,7 @@ func (g *guard) sendDeadline(killAt time.Time) error {
 func (g *guard) signal(s syscall.Signal) { _ = unix.Kill(-g.pid, s) }
 
 // end kills the guard, waits for its end, and passes the last reports to note.
-// After that, the number of the group may belong to another one.
+// After that, the group's number may belong to another group.
 func (g *guard) end(note func(report)) {
 	if !g.reaped {
 		_ = unix.Kill(g.pid, syscall.SIGKILL)
@@ -148,7 +149,7 @@ func (g *guard) end(note func(report)) {
 		}
 		g.reaped = true
 	}
-	// This returns at once, because no other process has the other end.
+	// This returns immediately, because no other process holds the other end.
 	_ = g.voice.SetReadDeadline(time.Now().Add(deadlineEvery))
 	for r := range g.heard {
 		note(r)
@@ -164,7 +165,7 @@ func guardCommand() *cobra.Command {
 		DisableFlagParsing: true, // the flags belong to the command
 		RunE: func(_ *cobra.Command, args []string) error {
 			if unix.Getpgrp() != os.Getpid() || len(args) < 4 {
-				return cli.Usage(errors.New("this command is a part of run, which starts it"))
+				return cli.Usage(errors.New("this is an internal command of dsync run, which starts it"))
 			}
 			var files [2]*os.File
 			for i := range files {
@@ -429,7 +430,7 @@ func reachable(all []process) bool {
 
 func nextTime(times *os.File) (time.Duration, error) {
 	var b [8]byte
-	n, err := unix.Read(int(times.Fd()), b[:]) // the writer writes all 8 at once
+	n, err := unix.Read(int(times.Fd()), b[:]) // the writer writes all 8 in one call
 	for err == unix.EINTR {
 		n, err = unix.Read(int(times.Fd()), b[:])
 	}

@@ -47,7 +47,7 @@ func TestNoCommandStartsTooLate(t *testing.T) {
 			t.Error("the command was started")
 		}
 		if !killed {
-			t.Error("the guard did not report that it was time")
+			t.Error("the guard did not report that it kills the command")
 		}
 	})
 }

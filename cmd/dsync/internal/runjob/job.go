@@ -58,7 +58,8 @@ type job struct {
 	killed bool
 }
 
-// supervise runs the command and returns when no process of it is left.
+// supervise runs the command and returns when no process of the command is
+// left.
 func (r *runner) supervise(lease *dsync.Lease) ending {
 	j := &job{runner: r, lease: lease, terminal: openTerminal(), others: map[int]bool{},
 		children: make(chan os.Signal, 1), stops: make(chan os.Signal, 1), continued: make(chan os.Signal, 1)}
@@ -82,7 +83,7 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	j.run()
 	j.terminal.take(j.guard.pid) // a command that cannot be executed has this status, too
 	if !j.guard.reaped {
-		j.guard.signal(syscall.SIGKILL) // the guard is left, and any process that was not visible
+		j.guard.signal(syscall.SIGKILL) // the guard remains, and perhaps a process that was not visible
 	}
 	j.guard.end(j.note)
 	return j.done
@@ -107,7 +108,7 @@ func (j *job) prepare() (err error) {
 }
 
 // start makes the guard start the command, unless the lease has ended or is so
-// short that the command would have to end at once.
+// short that the command would have to end immediately.
 func (j *job) start() {
 	j.killAt = j.lease.Deadline().Add(-j.reserve)
 	if j.done.lost = j.mayNot(time.Now().Add(j.killAfter)); j.done.lost != nil {
@@ -247,7 +248,7 @@ var errNotRenewed = errors.New("lock lost: it could not be renewed, so another c
 
 // errStoodStill reports the loss of a lock that was renewed too late for the
 // guard.
-var errStoodStill = errors.New("lock lost: dsync stood still until the lock was about to end, so the command was killed")
+var errStoodStill = errors.New("lock lost: dsync was suspended until the lock was about to end, so the command was killed")
 
 func (j *job) lose(why error) {
 	if j.done.lost == nil && !j.ended {
@@ -278,9 +279,9 @@ func (j *job) family() ([]process, error) {
 	return family(j.guard.pid, nil)
 }
 
-// kill kills the rest of the command. It keeps the guard, which would do the
-// same if this process were killed now, unless the guard may still start the
-// command.
+// kill kills the rest of the command. If the guard may still start the command,
+// kill kills the guard, too. Otherwise it spares the guard, which would do the
+// same if this process were killed now.
 func (j *job) kill() {
 	j.killed = true
 	if !j.done.started && !j.guard.reaped {
@@ -333,7 +334,7 @@ func (j *job) reap() {
 			j.guard.reaped = true
 			j.guard.end(j.note)
 			if !j.killed && !j.over {
-				j.broken(errors.New("it was ended from outside"))
+				j.broken(errors.New("another process ended the guard"))
 			}
 		case pid == j.pid: // which the guard has left
 			j.ended, j.done.status = true, exitStatusOf(status)
@@ -386,7 +387,7 @@ func (j *job) suspend() {
 		return
 	}
 	select {
-	case <-j.continued: // an old one
+	case <-j.continued: // an old signal
 	default:
 	}
 	_ = unix.Kill(0, syscall.SIGSTOP)

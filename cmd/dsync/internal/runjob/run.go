@@ -62,7 +62,7 @@ Exit status
   dsync run --try --at-least 59m report -- ./report   # once an hour, from the crontab of each machine
   dsync run --elect scheduler -- ./scheduler          # on one machine, and on another one if it fails
   dsync run --read catalog -- ./export                # together with other readers
-  dsync run --write catalog -- ./import               # beside programs that use RReadWriteLock of Redisson
+  dsync run --write catalog -- ./import               # together with programs that use Redisson's RReadWriteLock
   dsync run --permits 1/8 convert -- ./convert a.mov  # eight at a time, on all machines together`,
 		ValidArgsFunction: completeCommand,
 		RunE:              f.run,

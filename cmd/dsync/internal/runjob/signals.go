@@ -55,8 +55,8 @@ func (s *signals) watch() {
 	}()
 }
 
-// take returns when the caller receives the signals in got, until watch is
-// called.
+// take ends the work of watch. When it returns, only the caller receives from
+// got, until the next call to watch.
 func (s *signals) take() {
 	close(s.stop)
 	<-s.stopped
@@ -74,8 +74,9 @@ type signalError struct{ signal syscall.Signal }
 
 func (e signalError) Error() string { return "interrupted: " + e.signal.String() }
 
-// Notify is signal.Notify without the signals that were ignored at the start of
-// this process, as nohup does. They stay ignored, in the command as well.
+// Notify is like signal.Notify, but omits the signals that were ignored at the
+// start of this process, such as HUP under nohup. They stay ignored, also in
+// the command.
 func Notify(to chan<- os.Signal, signals []os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {

@@ -16,14 +16,14 @@ import (
 // Limits on the load that all pages of `dsync serve` together put on the
 // backend, and on the stored results.
 const (
-	mostListed    = 100_000                // names of one look
-	rowsOfPage    = 100                    // names of one page
-	mostChanges   = 100                    // of holders, of all pages
-	askedAtOnce   = 50                     // names, followed by a pause
+	mostListed    = 100_000                // names that one look lists
+	rowsOfPage    = 100                    // names on one page
+	mostChanges   = 100                    // changes of holders, kept for all pages
+	askedAtOnce   = 50                     // names queried together, followed by a pause
 	askPause      = 100 * time.Millisecond // so 500 names per second are inspected
-	askPatience   = 10 * time.Second       // for the results of askedAtOnce names
-	mostPages     = 100                    // open at a time
-	writePatience = 5 * time.Second        // for a page that does not read
+	askPatience   = 10 * time.Second       // the wait for the results of askedAtOnce names
+	mostPages     = 100                    // pages open at a time
+	writePatience = 5 * time.Second        // the wait for a page that does not read
 )
 
 // board inspects a backend on behalf of all pages. A look lists the names and
@@ -38,7 +38,7 @@ type board struct {
 
 	// The following fields belong to run.
 	names []string
-	more  bool // names than these
+	more  bool // the backend has more names than these
 	pace  *time.Ticker
 	// The last report of each listed name that was free or is on a page.
 	// It is nil before the first list.
@@ -139,7 +139,7 @@ func (b *board) wanted() (all, missing []view) {
 }
 
 // run inspects the backend until ctx ends. The first look happens without a
-// page, so a backend that cannot list names is an error at once.
+// page, so run fails immediately if the backend cannot list names.
 func (b *board) run(ctx context.Context) error {
 	b.pace = time.NewTicker(askPause)
 	defer b.pace.Stop()
@@ -252,7 +252,7 @@ func (b *board) note(reports []admin.Report) {
 	}
 }
 
-// cut returns an empty sheet for a view, and the names on it.
+// cut returns a sheet without reports for v and the names that it will show.
 func (b *board) cut(v view) (*sheet, []string) {
 	names := b.names
 	if v.find != "" {

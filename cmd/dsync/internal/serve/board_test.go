@@ -120,7 +120,7 @@ func TestServeAsksForAllPagesTogether(t *testing.T) {
 				time.Sleep(window)
 				lists, asked = d.lists.Load()-lists, d.asked.Load()-asked
 				if lists > test.lists+1 || asked > test.asked+many*rowsOfPage || test.pages > 0 && (lists < test.lists/2 || asked < test.asked/2) {
-					t.Errorf("got %d lists and %d questions, want about %d and %d", lists, asked, test.lists, test.asked)
+					t.Errorf("got %d lists and %d queries, want about %d and %d", lists, asked, test.lists, test.asked)
 				}
 				if err := stop(); err != nil {
 					t.Error(err)
@@ -223,7 +223,7 @@ func TestServeListsNotMore(t *testing.T) {
 			t.Errorf("got %d names, more %t, problem %q", now.sheet.total, now.sheet.more, now.problem)
 		}
 		if text := shownBy(t, &page{board: b}, view{}, now); !strings.Contains(text, "More names are held than are listed") {
-			t.Errorf("nothing says so in\n%.1000s", text)
+			t.Errorf("there is no notice in\n%.1000s", text)
 		}
 	})
 }
@@ -249,9 +249,9 @@ func TestServeDuringAnOutage(t *testing.T) {
 		before, _ := b.look(view{})
 		d.Cut()
 		time.Sleep(time.Minute)
-		last := "No answer of the backend since " + before.last.Format("2006-01-02 15:04:05 MST")
+		last := "No answer from the backend since " + before.last.Format("2006-01-02 15:04:05 MST")
 		if text := shown(); !strings.Contains(text, last) || !strings.Contains(text, "unavailable") || !strings.Contains(text, "<td>held</td>") {
-			t.Errorf("want %q and the last that is known in\n%s", last, text)
+			t.Errorf("want %q and the last known locks in\n%s", last, text)
 		}
 		leave()
 		defer b.join(view{})()

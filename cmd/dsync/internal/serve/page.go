@@ -28,9 +28,9 @@ var templates = template.Must(template.ParseFS(web, "web/*.html"))
 // page is the web page of `dsync serve`.
 type page struct {
 	board  *board
-	hosts  map[string]bool // by which browsers may call this server
+	hosts  map[string]bool // the host names by which browsers may call this server
 	token  string          // secret for releases; "" disables them
-	log    *log.Logger     // of releases
+	log    *log.Logger     // the log of releases
 	places chan struct{}   // has an element for each open page
 	over   context.Context // ends the streams
 }

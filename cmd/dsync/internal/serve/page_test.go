@@ -52,7 +52,7 @@ func TestServeShowsEveryName(t *testing.T) {
 		}
 		text := shownBy(t, p, view{find: some[0]}, posted{sheet: s, problem: cli.Printable(some[0])})
 		if i := strings.IndexFunc(text, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x202e || r == 0x2028 }); i >= 0 {
-			t.Errorf("a character that is obeyed at %q", text[i:min(i+20, len(text))])
+			t.Errorf("a character that browsers interpret at %q", text[i:min(i+20, len(text))])
 		}
 		cells, actions := firstCell.FindAllStringSubmatch(text, -1), formAction.FindAllStringSubmatch(text, -1)
 		if len(cells) != len(some) || len(actions) != len(some) || strings.Count(text, "<") != strings.Count(shownBy(t, p, view{}, posted{sheet: harmless(s)}), "<")+2 {

@@ -30,7 +30,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var screenshot = flag.String("screenshot", "", "file to write the picture of the page of `dsync serve` to")
+var screenshot = flag.String("screenshot", "", "file for a screenshot of the page of `dsync serve`")
 
 // site is a served page.
 type site struct {
@@ -61,7 +61,7 @@ func serveSite(t *testing.T, b *board, token string) *site {
 	return s
 }
 
-// do sends a request, and returns the status and the text of the response.
+// do sends a request and returns the status and the text of the response.
 func (s *site) do(method, path string, change func(*http.Request), form url.Values) (int, string, http.Header) {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, s.URL+path, strings.NewReader(form.Encode()))
@@ -156,7 +156,7 @@ func TestServeRefusesOtherNames(t *testing.T) {
 }
 
 // TestServeIsForItsOwnPages sends the requests that other sites can trigger in
-// a browser, and checks what they cannot read.
+// a browser and checks what they cannot read.
 func TestServeIsForItsOwnPages(t *testing.T) {
 	t.Parallel()
 	b, _ := boardOf(t, memory.New(nil), time.Hour)
@@ -188,7 +188,7 @@ func TestServeIsForItsOwnPages(t *testing.T) {
 	}
 }
 
-// TestServeReleases sends incomplete release requests, and then releases a lock
+// TestServeReleases sends incomplete release requests and then releases a lock
 // with a complete one.
 func TestServeReleases(t *testing.T) {
 	t.Parallel()
@@ -224,10 +224,10 @@ func TestServeReleases(t *testing.T) {
 		{"the token in the URL", "POST", right + "&token=" + token, nil, nil, 403},
 		{"a body that does not end", "POST", right, nil, url.Values{"x": {strings.Repeat("x", 5000)}, "token": {token}}, 403},
 		{"GET", "GET", right, nil, form, 405},
-		{"a form of another site", "POST", right, header("Sec-Fetch-Site", "cross-site"), form, 403},
-		{"of another origin", "POST", right, header("Origin", "http://evil.example"), form, 403},
-		{"of no origin", "POST", right, header("Origin", "null"), form, 403},
-		{"by another name", "POST", right, func(r *http.Request) { r.Host = "evil.example" }, form, 421},
+		{"a form on another site", "POST", right, header("Sec-Fetch-Site", "cross-site"), form, 403},
+		{"from another origin", "POST", right, header("Origin", "http://evil.example"), form, 403},
+		{"from no origin", "POST", right, header("Origin", "null"), form, 403},
+		{"under another host name", "POST", right, func(r *http.Request) { r.Host = "evil.example" }, form, 421},
 		{"another grant", "POST", query(name, "0"), nil, form, 409},
 		{"no grant", "POST", query(name, ""), nil, form, 409},
 		{"another name", "POST", query("free", report.Grant()), nil, form, 409},
@@ -249,7 +249,7 @@ func TestServeReleases(t *testing.T) {
 	<-lease.Done()
 	next := clitest.Lock(t, b.backend.Client, name)
 	if got, text, _ := s.do("POST", right, nil, form); got != 409 || next.Err() != nil {
-		t.Errorf("a second time: got %d %s, and the next hold %v", got, text, next.Err())
+		t.Errorf("the second release: got %d %s, and the next hold is %v", got, text, next.Err())
 	}
 	_, frame, _ := s.do("GET", "/", nil, nil)
 	s.Close()
@@ -308,7 +308,7 @@ func TestServeHasPlaces(t *testing.T) {
 		t.Errorf("got %d %s", got, text)
 	}
 	last.Close()
-	testenv.Eventually(t, func() bool { return len(s.page.places) < cap(s.page.places) }, "a page that was closed gives its place back")
+	testenv.Eventually(t, func() bool { return len(s.page.places) < cap(s.page.places) }, "a closed page frees its place")
 	s.open()
 }
 
@@ -347,8 +347,8 @@ func TestServeChecksItsFlags(t *testing.T) {
 	}
 }
 
-// TestServe runs the whole command. It shows a change, and ends with its pages
-// on request.
+// TestServe runs the whole command. The command shows a change and ends with
+// its pages on request.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	const url = "memory://serve"
@@ -426,7 +426,7 @@ func TestServeInABrowser(t *testing.T) {
 	browser.Await(`document.querySelector("#age").innerText === "live"`)
 	browser.Await(`performance.getEntriesByType("resource").length >= 2 && performance.getEntriesByType("resource").every(r => r.name.startsWith(location.origin + "/"))`)
 	if picture := browser.Screenshot(); !bytes.HasPrefix(picture, []byte("\x89PNG")) {
-		t.Errorf("the screenshot of %d bytes is no PNG", len(picture))
+		t.Errorf("the screenshot of %d bytes is not a PNG", len(picture))
 	} else if *screenshot != "" {
 		if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 			t.Error(err)

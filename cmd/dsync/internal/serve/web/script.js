@@ -2,7 +2,7 @@
 const element = id => document.getElementById(id);
 let source, heard = Date.now();
 
-// merge makes an old node what the new one is, and leaves alone what is the same: a text that is selected, a button that is pressed.
+// merge updates an old node to a new node. Equal parts stay, such as selected text or a pressed button.
 const merge = (old, now) => {
   if (old.isEqualNode(now)) return;
   const parts = [...old.childNodes], others = [...now.childNodes];
@@ -18,16 +18,16 @@ const open = () => {
   source = new EventSource("events" + location.search);
   source.onmessage = event => {
     const now = element("locks").cloneNode(false);
-    now.innerHTML = JSON.parse(event.data); // of a template that escapes all names
+    now.innerHTML = JSON.parse(event.data); // made by a template that escapes all names
     merge(element("locks"), now);
     heard = Date.now();
   };
-  source.onerror = () => { // most errors the browser mends itself
+  source.onerror = () => { // the browser recovers from most errors by itself
     if (source.readyState === EventSource.CLOSED && !document.hidden) setTimeout(open, 5000);
   };
 };
 
-// A browser has six connections to a server, so a page that nobody sees leaves its own to others.
+// A browser has six connections to a server, so a hidden page releases its connection for other pages.
 document.addEventListener("visibilitychange", () => document.hidden ? source.close() : open());
 
 setInterval(() => {

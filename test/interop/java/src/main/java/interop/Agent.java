@@ -24,12 +24,12 @@ import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
 /**
- * Does with Redisson what its standard input says, a command on each line, with tabs between its fields:
+ * Executes with Redisson the commands that it reads from its standard input, one per line, with tabs between the fields:
  *
  * <pre>number  client  thread  command  arguments</pre>
  *
- * A client is one of Redisson's, a thread a real one of its own; both have names. Commands of one thread run one after the other.
- * Each is answered by a line with its number, "ok" or "error", and a text.
+ * A client is a RedissonClient, and a thread is a separate Java thread. Both have names. The commands of one thread run one after the
+ * other. The response to each command is a line with its number, "ok" or "error", and a text.
  */
 public final class Agent {
   private static final PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
@@ -38,7 +38,7 @@ public final class Agent {
   private final Map<String, Worker> workers = new ConcurrentHashMap<>();
   private final Map<String, RLock> locks = new ConcurrentHashMap<>();
 
-  /** A thread that locks can belong to. */
+  /** A thread that can own locks. */
   private static final class Worker {
     private volatile Thread thread;
     private final ExecutorService executor = Executors.newSingleThreadExecutor(run -> {
@@ -130,7 +130,7 @@ public final class Agent {
     if (mode.equals("cluster")) {
       config.useClusterServers().addNodeAddress(addresses.split(",")).setMasterConnectionMinimumIdleSize(1)
           .setSlaveConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
-    } else if (mode.equals("replicated")) { // the first is the master
+    } else if (mode.equals("replicated")) { // the first address is the master's
       String[] all = addresses.split(",");
       config.useMasterSlaveServers().setMasterAddress(all[0]).addSlaveAddress(Arrays.copyOfRange(all, 1, all.length))
           .setMasterConnectionMinimumIdleSize(1).setSlaveConnectionMinimumIdleSize(1).setSubscriptionConnectionMinimumIdleSize(1);
@@ -140,7 +140,7 @@ public final class Agent {
     return Redisson.create(config);
   }
 
-  /** Each thread has an object of its own for a lock, since the object keeps the lease of the last who locked by it. */
+  /** Each thread has a separate object for a lock, because the object keeps the lease of its last lock call. */
   private RLock lock(RedissonClient client, String[] f) {
     return locks.computeIfAbsent(String.join("\t", f[1], f[2], f[4], f[5]), key -> lock(client, f[4], f[5]));
   }
@@ -168,10 +168,10 @@ public final class Agent {
       case "lock":
         lock.lockInterruptibly(Long.parseLong(f[6]), TimeUnit.MILLISECONDS);
         return "";
-      case "lockAt": // returns when it had the lock
+      case "lockAt": // returns the time of the grant
         lock.lock();
         return now();
-      case "unlockAt": // returns when it began to unlock
+      case "unlockAt": // returns the time at which the unlock began
         long at = now();
         lock.unlock();
         return at;
@@ -225,7 +225,7 @@ public final class Agent {
       case "add":
         permits.addPermits(Integer.parseInt(f[6]));
         return "";
-      case "acquire": // returns the id of the permit
+      case "acquire": // returns the permit's id
         long lease = Long.parseLong(f[6]);
         return lease < 0 ? permits.acquire() : permits.acquire(lease, TimeUnit.MILLISECONDS);
       case "tryAcquire":
@@ -243,7 +243,7 @@ public final class Agent {
     }
   }
 
-  /** Takes a permit n times and counts itself in meanwhile. Returns how often more than limit were in. */
+  /** Acquires a permit n times, and counts itself as a holder each time. Returns how often there were more holders than limit. */
   private static int crowd(RPermitExpirableSemaphore permits, RAtomicLong inside, int n, long limit) throws InterruptedException {
     int tooMany = 0;
     for (int i = 0; i < n; i++) {
@@ -263,7 +263,7 @@ public final class Agent {
     return now.getEpochSecond() * 1_000_000_000L + now.getNano();
   }
 
-  /** Buys a coupon out of the stock in a key, if there is one left, by a read and a write with a moment between them. */
+  /** Buys a coupon from the stock in a key, if one is left: reads the stock, waits a moment, and writes it. */
   private static String buy(RedissonClient client, String name, String stock, long moment) throws InterruptedException {
     RLock lock = name.isEmpty() ? null : client.getLock(name);
     if (lock != null) {
@@ -285,7 +285,7 @@ public final class Agent {
     }
   }
 
-  /** Raises two prices by 1 each, n times, with a moment between the two and before the next time. */
+  /** Raises two prices by 1 each, n times, with a pause between the two prices and before the next round. */
   private static String reprice(RedissonClient client, String name, String net, String gross, int n, long moment) throws InterruptedException {
     RLock lock = name.isEmpty() ? null : client.getReadWriteLock(name).writeLock();
     RBucket<String> first = client.getBucket(net, StringCodec.INSTANCE);
@@ -309,7 +309,7 @@ public final class Agent {
     return "";
   }
 
-  /** Takes the lock n times, and returns how often somebody else was inside: who is there stands in the key guest. */
+  /** Acquires the lock n times, and returns how often another holder was inside. The key guest contains the current holder. */
   private static int sections(RLock lock, RedissonClient client, String guest, int n) {
     RBucket<String> bucket = client.getBucket(guest, StringCodec.INSTANCE);
     int met = 0;
