@@ -377,7 +377,7 @@ func (p *pool) take(ctx context.Context, seconds int64) (*ownLease, error) {
 		return own, nil
 	}
 	d, lease := p.driver, newCarrier()
-	var failed error // belongs to the goroutine until granted is closed
+	var failed error // belongs to the goroutine until it sends on granted
 	granted, left := make(chan struct{}), make(chan struct{})
 	grant := func() { // ends when the lock is granted or Close begins
 		failed = d.grant(d.life.Open(), lease, seconds)

@@ -394,3 +394,22 @@ func TestCrowdWithoutTheWaitersNode(t *testing.T) {
 		t.Logf("%s: %v for %d hand-overs", how, time.Since(start), len(waiters))
 	}
 }
+
+// TestNoAnswerIsNoRefusal: an Acquire whose ctx ends before any node has
+// answered does not claim that another client holds the lock.
+func TestNoAnswerIsNoRefusal(t *testing.T) {
+	nodes := startNodes(t, 1)
+	d := openURL(t, "%s", nodes.url()+settled)
+	release(t, acquire(t, d, request("warm")))
+	topic := d.ears[0].Join(channel("x"), 0) // so that Acquire asks as a waiter does
+	defer topic.Leave(false)
+	<-topic.Wake
+	nodes[0].Freeze()
+	defer nodes[0].Thaw()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := d.Acquire(ctx, request("x"))
+	if !errors.Is(err, driver.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, driver.ErrLocked) {
+		t.Errorf("got %v, want ErrUnknown and the deadline, and not ErrLocked", err)
+	}
+}

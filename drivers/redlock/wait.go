@@ -81,6 +81,9 @@ func (d *Driver) wait(ctx context.Context, r *driver.Request, first int, t *redi
 		}
 		if err = d.giveUp(ctx, l, err); !isRefusal(err) {
 			t.Leave(true)
+			if err == ctx.Err() { // the last answer was a refusal
+				err = fmt.Errorf("%w: %w", driver.ErrLocked, err)
+			}
 			return nil, err
 		}
 		if pause = min(pause*3/2, lastPoll); l.hadValue() {
@@ -197,7 +200,7 @@ func (l *lease) awaitFirst(ctx context.Context, v *vote) (err error, answered bo
 	case v.state == failed, reached:
 		return nil, false
 	case ctx.Err() != nil:
-		return fmt.Errorf("%w: %w", driver.ErrLocked, ctx.Err()), false
+		return ctx.Err(), false
 	case d.life.Open().Err() != nil:
 		return driver.ErrClosed, false
 	}

@@ -63,9 +63,9 @@ type request struct {
 	paths  int // bytes of the paths of all claims
 	state  state
 	waited bool // the caller knows that it waits
-	synced bool // a write was ordered after everything that had happened before the call
 
 	// Of one session.
+	synced  bool   // a write was ordered after everything that had happened before the call
 	claim   *claim // the claim to be granted
 	queued  *claim // the place in the queue, if that is a separate node; nil otherwise
 	asksFor *claim // claim or queued
@@ -157,7 +157,7 @@ func (r *request) newClaim(d *Driver) {
 		dir: d.dir(r.asked.Name) + r.rule.part, infix: d.options.infix(r.asked.Mode), mode: r.asked.Mode,
 		count: max(1, r.asked.Permits), contained: r.rule.queues,
 	}
-	r.asksFor, r.queued, r.ahead, r.limit, r.leases, r.doubt = r.claim, nil, nil, nil, nil, nil
+	r.asksFor, r.queued, r.ahead, r.limit, r.leases, r.doubt, r.synced = r.claim, nil, nil, nil, nil, nil, false
 	r.paths = r.claim.size()
 	if r.rule.queues {
 		r.paths += r.newQueued(d).size()

@@ -412,6 +412,7 @@ func (n *nameWatch) follow(ctx context.Context, s *session) (wanted bool) {
 		case <-leases.events:
 			leases.events = nil
 		case <-s.Over():
+			return n.notify(false) // own and leases report the end later
 		case <-ctx.Done():
 			return true
 		}

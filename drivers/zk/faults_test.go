@@ -471,3 +471,27 @@ func TestFrozenServer(t *testing.T) {
 	s := testenv.ZooKeeper(t)
 	drivertest.FrozenServerCostsNoLock(t, "zk://"+s.Addr, s.Freeze, s.Thaw)
 }
+
+// TestWatchOfADeadSession cuts off a session until it is dead. Each call of a
+// watch reports at most a few changes then.
+func TestWatchOfADeadSession(t *testing.T) {
+	t.Parallel()
+	link, addr := testenv.Wire(t, testenv.ZooKeeper(t, shortSessions).Addr)
+	d := openURL(t, "zk://%s?ttl=4s", addr)
+	var calls atomic.Int64
+	stop, err := d.Watch("a", func() { calls.Add(1) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	r := request("a")
+	r.TTL = 4 * time.Second
+	acquire(t, d, r)
+	testenv.Eventually(t, func() bool { return calls.Load() > 0 }, "the watch reports the hold")
+	link.Drop(wire.Both)
+	_ = lostBy(t, r)
+	time.Sleep(2 * time.Second)
+	if n := calls.Load(); n > 100 {
+		t.Errorf("the watch has reported %d changes", n)
+	}
+}
