@@ -656,7 +656,7 @@ func closeCrossesQuestions(e *env) error {
 		add("Latch", func(d *rawDriver, ctx context.Context) error {
 			left, err := d.latch(counted).backend.Latch(ctx, counted)
 			if err == nil && left != 3 {
-				return fmt.Errorf("Latch reports count %[2]d for %[1]q, want 3", counted, left)
+				return fmt.Errorf("the latch %q reports the count %d, want 3", counted, left)
 			}
 			return nil
 		})

@@ -241,7 +241,7 @@ func (d *rawDriver) listsPolitely(prefix string) error {
 		})
 	})
 	if yielded != 1 {
-		return fmt.Errorf("List by %s yielded %d names to a caller that wanted one", d.label, yielded)
+		return fmt.Errorf("the List by %s yielded %d names to a caller that wanted one", d.label, yielded)
 	}
 	return nil
 }

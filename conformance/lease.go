@@ -102,7 +102,7 @@ func overStaysOver(e *env) error {
 		return errors.New("a renewal after Expires had passed returned nil")
 	}
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("Expires moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("the expiry moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	e.awaitFree(r.Name)
 	d := e.driver()
@@ -117,7 +117,7 @@ func overStaysOver(e *env) error {
 	before = e.expired(r)
 	_ = r.renew(e.long())
 	if after := r.lease.Expires(); !after.Equal(before) {
-		return fmt.Errorf("Expires of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
+		return fmt.Errorf("the expiry of a lease whose grant was answered late moved from %s to %s after it had passed", e.events.at(before), e.events.at(after))
 	}
 	return nil
 }
