@@ -225,7 +225,7 @@ func leftReaderEndsAlone(e *env) error {
 				return fmt.Errorf("after the end of a reader's hold that was left, while %s reads: %w", other.driver.label, err)
 			}
 			if err := other.tryRelease(e.ctx); err != nil {
-				return fmt.Errorf("the release by %s after the end of another reader's hold that was left: %w", other.driver.label, err)
+				return fmt.Errorf("%s could not release its hold after another reader's left hold had ended: %w", other.driver.label, err)
 			}
 			return e.isFree(left.Name)
 		}, func() error {

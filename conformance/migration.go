@@ -387,12 +387,12 @@ func (e *env) seesSeal(name string) bool {
 	return sealed
 }
 
-// markHeld marks a name that a request holds. The floor is the request's first
-// token plus above.
-func (r *request) markHeld(above uint64) (floor uint64) {
+// markHeld marks a name that a request holds. The floor is larger than the
+// request's first token by delta.
+func (r *request) markHeld(delta uint64) (floor uint64) {
 	first, n := r.lease.Tokens()
 	if n > 0 {
-		floor = first + above
+		floor = first + delta
 	}
 	if err := r.mark(floor); err != nil {
 		r.driver.env.endf("Mark by %s, which holds %q: %w", r.driver.label, r.Name, err)
@@ -572,7 +572,8 @@ func (r *request) unmarkWith(ctx context.Context) error {
 	return err
 }
 
-// A driver that seals or marks need not support undoing either.
+// A driver that seals names need not be able to unseal them, and a driver that
+// marks names need not be able to unmark them.
 var (
 	unsealing = byAnswer("taking seals back", (*client).refusesLoosen)
 	unmarking = byAnswer("taking marks back", func(c *client) error { return c.refusesHold((*request).unmark) })

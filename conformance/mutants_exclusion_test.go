@@ -531,7 +531,7 @@ var reentrancyMutants = []mutant{
 				return inner, err
 			}
 			fatal := &fatalLease{lease: inner, done: make(chan struct{})}
-			go func() { // ends when the lease ends, at the latest when the client is closed
+			go func() { // ends with the lease or the client
 				defer close(fatal.done)
 				<-inner.Done()
 				_ = outer.Unlock(context.Background())

@@ -33,7 +33,7 @@ var permitChecks = []check{
 	{"permits/inspect", "Inspect returns the number of held permits and of holds, and the limit.", inspectPermits},
 	{"permits/shrunk", "When more permits are held than a lowered limit allows, Inspect reports all of them, and ForceUnlock ends and reports all of them.", shrunkPermits},
 	{"permits/limit-life", "A limit belongs only to its name. It persists after uses, after ForceUnlock and after the end of the client that set it, and can be set again at any time.", limitStays},
-	{"permits/lost-limit", "A SetLimit whose answer was lost does not report that it was not carried out, and can be repeated.", lostLimit},
+	{"permits/lost-limit", "A SetLimit whose answer was lost does not claim that the limit is unchanged. It can be repeated.", lostLimit},
 	{"permits/wide", "Limits and requests of 100,000 permits are stored exactly. A driver with a bound refuses a larger request with an error that names the bound.", wideLimits},
 	{"permits/wrong-limit", "A request that waited and got ErrLimit leaves no place in the queue.", wrongLimitLeavesNoPlace},
 	{"permits/no-tokens", "Leases of permits have no tokens.", permitsHaveNoTokens},

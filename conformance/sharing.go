@@ -417,7 +417,7 @@ func writersDoNotOvertake(e *env) error {
 }
 
 // readersCleanUp loses the answer to a reader's request while another client
-// reads.
+// holds the name as a reader.
 func readersCleanUp(e *env) error {
 	e.claims(sharing)
 	a, b := e.driver(), e.driver()

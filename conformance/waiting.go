@@ -492,7 +492,8 @@ var deadlineChecks = []check{
 	{"deadlines/silent", "WaitAtMost, a deadline and a cancellation end a Lock on time, even if the backend falls silent during the wait.", silenceIsBounded},
 }
 
-// deadlines is the number of waits that end in a check, at random moments.
+// deadlines is the number of waits that a check starts. Each ends at a random
+// moment.
 const deadlines = 40
 
 // endsWithin calls Lock for a held name with a random deadline and returns the

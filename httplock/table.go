@@ -74,12 +74,12 @@ func (t *Table) Store(ctx context.Context, key string, a *Answer, token uint64) 
 	return tx.Commit()
 }
 
-// StoreTx stores the answer to a request in a transaction of the handler, whose
-// writes are then made once for the key of the request: either the transaction
-// commits the writes together with the answer, or neither. Call it first in the
-// transaction, before the handler reads what its writes depend on. The client
-// of a committed transaction gets this answer, and not what the handler writes
-// to its http.ResponseWriter.
+// StoreTx stores the answer to a request in a transaction of the handler. The
+// transaction commits the answer together with the handler's writes, which are
+// therefore made once for the key of the request. Call StoreTx first in the
+// transaction, before the handler reads what its writes depend on. If the
+// transaction commits, the client receives this answer instead of what the
+// handler writes to its http.ResponseWriter.
 //
 // ctx is the context of the request that [Idempotent] has passed to the
 // handler. StoreTx sets a.Request. It does nothing for a request without a key.

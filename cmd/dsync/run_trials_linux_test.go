@@ -24,7 +24,7 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-var trials = flag.Int("trials", 0, "number of trials of TestNoTwoCommands on each backend; 0: one trial of each mishap, only on Redis")
+var trials = flag.Int("trials", 0, "number of trials of TestNoTwoCommands on each backend; 0 means one trial of each fault, only on Redis")
 
 const (
 	trialTTL     = 3 * time.Second

@@ -12,8 +12,8 @@ import (
 // Bounds holds the limits and guarantees that [Judge] checks for a run. With
 // the zero value, Judge checks only the guarantees of every backend.
 type Bounds struct {
-	// Fenced: tokens of a name rise from grant to grant. Tokens of Reads need
-	// not rise among themselves (RuleTokens).
+	// Fenced: tokens of a name rise from grant to grant. The token of a Read
+	// need not be greater than that of an earlier Read (RuleTokens).
 	Fenced bool
 	// FIFO: waiters whose modes exclude each other are granted in the order in
 	// which they were seen in the queue (RuleOrder), unless a fault intervened.

@@ -158,7 +158,7 @@ func (p *pipe) run() {
 	}
 }
 
-// read reads until src ends, at the latest when the link ends.
+// read reads until src or the link ends.
 func (p *pipe) read(chunks chan<- chunk, stop <-chan struct{}) {
 	buf := make([]byte, 32<<10)
 	for {

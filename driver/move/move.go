@@ -20,10 +20,10 @@ import (
 // (drivers/migrate). A sealed name is never granted again. To clients that do
 // not know seals, the lock is taken.
 type Sealer interface {
-	// Seal turns the hold of l, a lease of this driver, into the seal of its
-	// name, in one step on the backend, conditional on the hold. From then on
-	// every Acquire of the name returns driver.ErrSealed, including waiting
-	// calls. Seal returns
+	// Seal replaces the hold of l, a lease of this driver, with the seal of its
+	// name, in one step on the backend. It does so only if l still holds the
+	// name. From then on every Acquire of the name returns driver.ErrSealed,
+	// including waiting calls. Seal returns
 	//
 	//   - nil if the name is sealed. Then l has ended and is neither renewed
 	//     nor released;
@@ -50,7 +50,7 @@ type Sealer interface {
 // as the backend's acknowledged data, and longer than any hold.
 type Marker interface {
 	// Mark marks the name of l, a lease of this driver, in one step on the
-	// backend, conditional on the hold. The same step raises the tokens. All
+	// backend, if l still holds the name. The same step raises the tokens. All
 	// tokens of later grants are above floor, and so are the tokens of l. The
 	// lease gets new tokens, up to the number that Events.Tokens of the request
 	// returns. Neither a second Mark nor a lower floor lowers anything. Mark
@@ -104,7 +104,7 @@ type Unsealer interface {
 // Unmarker is an optional interface of a Marker that can remove marks.
 type Unmarker interface {
 	// Unmark removes the mark from the name of l, a lease of this driver, in
-	// one step on the backend, conditional on the hold. A name without a mark
+	// one step on the backend, if l still holds the name. A name without a mark
 	// is not an error. Tokens stay raised: the tokens of every later grant are
 	// above the tokens of l. Unmark returns driver.ErrNotHeld if the hold has
 	// ended, and then nothing has changed. After any other error the outcome is

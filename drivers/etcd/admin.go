@@ -266,7 +266,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[string, erro
 		}
 		from, end := d.options.Prefix+prefix, clientv3.GetPrefixRangeEnd(d.options.Prefix+prefix)
 		if from == "" {
-			from = "\x00" // together with this end it means all keys
+			from = "\x00" // with an end of \x00, this means all keys
 		}
 		for revision, more := int64(0), true; more; {
 			var names []string

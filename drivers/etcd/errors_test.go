@@ -13,9 +13,8 @@ import (
 	"github.com/go-dsync/dsync/driver"
 )
 
-// TestErrorTable checks the meaning of the errors with which etcd answers
-// requests of the driver: whether package dsync repeats the call, and whether
-// the request may have been carried out.
+// TestErrorTable checks how the driver classifies etcd's errors: whether package
+// dsync repeats the call, and whether the request may have been carried out.
 func TestErrorTable(t *testing.T) {
 	for _, class := range []struct {
 		what   string

@@ -376,8 +376,8 @@ func (d *Driver) textOf(v value) []byte {
 // its own expiry, repeated like a release. All leases to which the key is or
 // may be attached are left to run out.
 //
-// Close waits for a Leave that is under way and does not end its hold. The hold
-// is first removed from the driver's list, so Close does not end it even if
+// If a Leave is in progress, Close waits for it but does not end the hold. The
+// hold is first removed from the driver's list, so Close does not end it even if
 // Close gives up waiting.
 func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Duration) error {
 	h := granted.(*hold)
@@ -400,7 +400,7 @@ func (d *Driver) Leave(ctx context.Context, granted driver.Lease, ttl time.Durat
 // removalPause is the minimum time between two checks of a key by WatchRemoval.
 const removalPause = 100 * time.Millisecond
 
-// WatchRemoval implements driver.RemovalWatcher. Any change of the contenders
+// WatchRemoval implements driver.RemovalWatcher. Any change to the contenders
 // may be the removal, so the driver checks for the key after each change.
 func (h *hold) WatchRemoval(func()) (stop func()) {
 	d := h.driver

@@ -46,8 +46,8 @@ const (
 	over
 )
 
-// errAgain reports that a place in a queue, or a hold that Acquire has not
-// returned yet, is lost, so Acquire must send its request again.
+// errAgain means that Acquire must send its request again, because it has lost
+// its place in the queue, or the hold that it was about to return.
 var errAgain = errors.New("ask again")
 
 // never is a time in the distant future.

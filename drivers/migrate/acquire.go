@@ -190,9 +190,9 @@ func (a *attempt) both(ctx context.Context, tokensOfTo bool) (l *lease, from, to
 	return l, from, to, nil
 }
 
-// alone acquires the name on to and seals it on from if it is not sealed yet.
-// While alone holds to, it never waits for from, because every other way
-// acquires from first.
+// alone acquires the name on the new backend, and seals it on the old one if it
+// is not sealed yet. While alone holds the name on the new backend, it never
+// waits for the old one, because every other way acquires the old one first.
 func (a *attempt) alone(ctx context.Context) (*lease, error) {
 	l := a.newLease()
 	to, err := l.acquire(ctx, a.d.to, true, a.r.NoWait)

@@ -231,8 +231,8 @@ func TestAnUnidentifiedNewBackendIsAnother(t *testing.T) {
 	})
 }
 
-// TestBackendsOutOfReachAreNotTakenForOthers checks that an outage during Open
-// is an error.
+// TestBackendsOutOfReachAreNotTakenForOthers checks that Open fails during an
+// outage.
 func TestBackendsOutOfReachAreNotTakenForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

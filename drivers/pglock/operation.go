@@ -90,7 +90,7 @@ const (
 	stamp
 	unlock // pg_advisory_unlock
 	// pg_try_advisory_xact_lock_shared: reports whether a Read would be
-	// granted; its group leaves nothing behind
+	// granted; its group leaves no lock behind
 	admit
 	ping // checks whether the session is alive
 	// a transaction id on the server's disk, later than all earlier ids of

@@ -289,8 +289,8 @@ func (d *Driver) watch(ctx context.Context, w *session, op *operation) error {
 	}
 }
 
-// stillWaits asks the server, over other sessions until one answers, whether w
-// is waiting for a lock.
+// stillWaits reports whether w is still waiting for a lock. It queries the
+// server over other sessions until a query succeeds.
 func (d *Driver) stillWaits(ctx context.Context, w *session) bool {
 	for pause := firstDig; ; pause = min(2*pause, lastDig) {
 		rows, err := d.query(ctx, waitsQuery, int4(w.pid), []byte(w.id))
@@ -391,4 +391,4 @@ func (d *Driver) cancelWait(w *session, op *operation) {
 	w.end(errStuck)
 }
 
-var errStuck = fmt.Errorf("a wait could not be ended: %w", errAbandoned)
+var errStuck = fmt.Errorf("could not cancel a wait: %w", errAbandoned)

@@ -30,8 +30,8 @@ func NewSingle(node rueidis.ClientOption, o *Options) (*Single, error) {
 	return &Single{d}, nil
 }
 
-// sealValue is the value of a sealed lock, and after a Loosen the prefix of the
-// value.
+// sealValue is the value of a sealed lock. After a Loosen it is the prefix of
+// the value.
 const sealValue = "dsync:seal"
 
 func isSeal(value string) bool { return strings.HasPrefix(value, sealValue) }

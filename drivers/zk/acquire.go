@@ -65,7 +65,7 @@ type request struct {
 	waited bool // the caller knows that it waits
 
 	// Of one session.
-	synced  bool   // a write was ordered after everything that had happened before the call
+	synced  bool   // the session's server has processed a write of this call, so that reads see all that preceded the call
 	claim   *claim // the claim to be granted
 	queued  *claim // the place in the queue, if that is a separate node; nil otherwise
 	asksFor *claim // claim or queued

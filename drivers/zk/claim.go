@@ -383,7 +383,7 @@ func (d *Driver) endGhost(g *ghost) bool {
 	ctx, cancel := d.background(attemptFor)
 	defer cancel()
 	s := g.claim.session
-	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes end with the session
+	settled := s.IsDead() || g.remove(caller{session: s, ctx: ctx}) // the nodes are deleted with the session
 	if !settled && g.refused && time.Since(g.Added) > retireAfter {
 		s.Retire()
 		if g.leaves {

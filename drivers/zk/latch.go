@@ -39,7 +39,7 @@ type latch struct {
 	n     int    // the count as set
 	downs int
 
-	foreign error // the error for a node that is not a latch of a driver; it describes the data
+	foreign error // not nil if no driver wrote the data of the node; the error quotes the data
 }
 
 // left returns the count.

@@ -178,6 +178,6 @@ func TestSetsOfIDs(t *testing.T) {
 	countDown(t, d, "x", "fourth")
 	wantLeft(t, d, "x", 1)
 	if got := sets(); len(got) != 2 || slices.Contains(both, got[0]) || slices.Contains(both, got[1]) {
-		t.Errorf("sets: got %q, want one set of each driver, and none of %q", got, both)
+		t.Errorf("sets: got %q, want one set from each driver, none in %q", got, both)
 	}
 }

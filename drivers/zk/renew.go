@@ -155,9 +155,9 @@ type confirmation struct {
 // moment holds the times at which a request was sent and answered, or zero.
 type moment struct{ sent, answered int64 }
 
-// opened starts with a connection whose request for the session was answered,
-// which only the leader can do. Making a session takes a write; reconnecting to
-// an existing session takes none.
+// opened resets c for a new connection. The server has answered the request for
+// the session, and only the leader can answer it. Making a session takes a
+// write. Reconnecting to an existing session takes none.
 func (c *confirmation) opened(sent, now, age int64, made bool) (alive int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

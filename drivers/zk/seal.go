@@ -242,8 +242,8 @@ var (
 
 // Loosen implements move.Unsealer. It gives the seal a name that contains the
 // id. A request to remove the seal finds it only under this name. Waiters
-// behind the seal check it and keep waiting. Other libraries have no tokens, so
-// a floor raises dsync's tokens as a mark does.
+// behind the seal check it and keep waiting. A floor raises dsync's tokens as a
+// mark does. Other libraries have no tokens.
 func (d *Driver) Loosen(ctx context.Context, name, id string, floor uint64) error {
 	if floor > 0 && d.options.NoTokens {
 		return fmt.Errorf("no tokens to raise: %w", errors.ErrUnsupported)

@@ -231,7 +231,7 @@ func (d *Driver) now() int64 { return int64(time.Since(d.epoch)) }
 
 // dir returns the path of a name. The path is the name itself, as far as
 // ZooKeeper supports it. Percent signs, characters that are not allowed in a
-// path, and slashes without something on both sides are written as %XX. The
+// path, and slashes that do not separate two parts are written as %XX. The
 // last letter of some parts is also written as %XX. These are parts that look
 // like a contender, and a last part with the name of the queue or of the leases
 // of permits. Otherwise a name below another name could be one of its

@@ -147,7 +147,7 @@ func doJob(ctx context.Context, in *bufio.Scanner, out io.Writer) error {
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		go func() { // ends at the end of the input, at the latest when this process ends
+		go func() { // ends with the input or this process
 			in.Scan()
 			cancel(errOrphan)
 		}()

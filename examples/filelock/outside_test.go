@@ -81,7 +81,7 @@ func TestBeginningOfTheReadme(t *testing.T) {
 		t.Fatalf("the page shows %d files, want mydriver.go and mydriver_test.go", len(files))
 	}
 	out, err := goTest(t, outside(t, "example.com/mydriver", files), "^TestConformance$/^exclusion$/^free$")
-	if err == nil || !bytes.Contains(out, []byte("broken promise: A free name is granted at once")) || !bytes.Contains(out, []byte("not written yet")) {
+	if err == nil || !bytes.Contains(out, []byte("broken promise: A free name is granted immediately")) || !bytes.Contains(out, []byte("not written yet")) {
 		t.Errorf("go test of a driver that is not written: %v\n%s", err, out)
 	}
 }

@@ -54,7 +54,7 @@ func doJob(ctx context.Context, in *bufio.Reader, out *json.Encoder) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends at the end of the input, at the latest when this process ends
+	go func() { // ends with the input or this process
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()

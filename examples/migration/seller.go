@@ -116,7 +116,7 @@ func (s *seller) serve(ctx context.Context, in *bufio.Scanner) error {
 		}
 	})
 	closed := make(chan struct{})
-	go func() { // ends at the end of the input, at the latest when this process ends
+	go func() { // ends with the input or this process
 		defer close(closed)
 		for in.Scan() && in.Text() != wordClose {
 			inside.Go(func() {

@@ -10,7 +10,7 @@ import (
 	"github.com/go-dsync/dsync"
 )
 
-// Serve answers requests until ctx ends, as on SIGTERM with
+// Serve answers requests until ctx ends, for example on SIGTERM with
 // signal.NotifyContext, and then shuts down in the right order.
 func Serve(ctx context.Context, client *dsync.Client, l net.Listener, h http.Handler) error {
 	server := &http.Server{Handler: h}

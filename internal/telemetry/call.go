@@ -27,10 +27,10 @@ type Call struct {
 	span      trace.Span        // nil if the span does not record; until Return
 	context   trace.SpanContext // context of span
 
-	// Serialized by the owner of the hold, and settled when the call returns.
+	// Serialized by the owner of the hold, and final once the call has returned.
 	joined   bool      // the lease belongs to a hold that its owner already had
 	granted  time.Time // when its hold began; zero if the call has no hold
-	finished time.Time // when its hold ended; settled when EndHold has returned
+	finished time.Time // when its hold ended; final once EndHold has returned
 
 	// span of the trouble with renewals; used only by reports; nil if renewals
 	// succeed

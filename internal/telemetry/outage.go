@@ -35,7 +35,7 @@ func LogOpen(ctx context.Context, to *slog.Logger, err error, omit bool) {
 	to.LogAttrs(ctx, slog.LevelWarn, "dsync: backend out of reach, Open tries again", more...)
 }
 
-// InReach logs the end of an outage, after all losses of the outage.
+// InReach logs the end of an outage, after the locks that the outage has cost.
 func (t *Telemetry) InReach(after time.Duration) {
 	if t.config.Logger == nil {
 		return

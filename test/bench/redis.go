@@ -277,8 +277,8 @@ func (l setNX) Lock(ctx context.Context, name string) (Held, error) {
 	}
 }
 
-// redsyncLocker is redsync with its own settings, except that it tries more
-// than 32 times.
+// redsyncLocker is redsync with its default settings, except that it does
+// not give up after 32 attempts.
 type redsyncLocker struct {
 	rs     *redsync.Redsync
 	closes []func()

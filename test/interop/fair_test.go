@@ -423,7 +423,7 @@ func fairCrowd(t *testing.T, b *bed) { b.crowd(t, "fair", "&fair=true") }
 
 // fairShare checks that all callers of a Go client share one place in the
 // queue, as a Java thread has one. Between two turns of the thread, the client
-// passes the lock on among its callers.
+// hands the lock from caller to caller.
 func fairShare(t *testing.T, b *bed) {
 	const callers, turns = 8, 20
 	name := fresh("share")

@@ -55,7 +55,7 @@ func showCommand() *cobra.Command {
 	var asJSON, watch bool
 	c := &cobra.Command{
 		Use:   "show NAME...",
-		Short: "Show the holders of locks, and the waiters",
+		Short: "Show the holders and waiters of locks",
 		Long: `Show prints for each name its holder, the holder's host and note, the time of the grant, how long the lock lasts without a renewal, the
 last fencing token, and the waiters. Values that the backend does not store are left out (see docs/operations.md). Show changes nothing.
 
@@ -95,7 +95,7 @@ Exit status
 	f.Add(c)
 	names.Add(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON; with --watch, one object per line for each change")
-	c.Flags().BoolVar(&watch, "watch", false, "print a line for each change of a holder")
+	c.Flags().BoolVar(&watch, "watch", false, "print a line whenever a holder changes")
 	return c
 }
 

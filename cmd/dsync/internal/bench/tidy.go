@@ -17,7 +17,7 @@ import (
 // tidy returns a function that removes everything that the locks leave on the
 // backend of a URL. The caller calls it after all clients are closed. On Redis
 // with fence=redisson it removes the counters. On ZooKeeper it removes the
-// nodes of names, and the path of the URL if that did not exist before. Other
+// nodes of names, and the path of the URL if it did not exist. Other
 // backends store nothing for a released lock.
 func (f *benchFlags) tidy(ctx context.Context, u *driver.URL) (undo func() error, err error) {
 	switch {

@@ -144,10 +144,10 @@ func TestDoctorOnRedlockNodes(t *testing.T) {
 	durable, last := n.url+"?durable=true", n.nodes[2].Addr
 	e := n.doctor(true, n.url+"?maxttl=1h", "--connect", "3s")
 	e.want("restart", warning, last+" started", "or set a shorter maxttl=")
-	e.want("persistence", ok, last+" needs none", "")
+	e.want("persistence", ok, last+" needs no persistence", "")
 	e.want("lock", fault, "cannot be locked", "")
 	n.nodes[2].Do("CONFIG", "SET", "appendonly", "no")
-	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, although durable=true", "no durable=true")
+	n.doctor(false, durable).want("persistence", warning, last+" keeps no append-only file, although durable=true", "remove durable=true")
 	n.nodes[0].Do("REPLICAOF", "127.0.0.1", "1")
 	e = n.doctor(true, durable)
 	e.want("read-only", fault, n.nodes[0].Addr, "REPLICAOF NO ONE")

@@ -72,7 +72,7 @@ func tokensText(f driver.Fencing) string {
 	case driver.Durable:
 		return "fencing tokens rise as long as the backend keeps acknowledged data"
 	case driver.Volatile:
-		return "fencing tokens rise, but may start again when the backend loses data"
+		return "fencing tokens rise, but may start over when the backend loses data"
 	}
 	return "no fencing tokens: a resource cannot detect a late holder"
 }

@@ -99,7 +99,7 @@ func (r *finalizeReport) tooEarly(w io.Writer, gate bool) error {
 	}
 	switch {
 	case left > 0:
-		return cli.Unfinished("names have not moved: %d of %d (see seal)", left, len(r.Names))
+		return cli.Unfinished("%d of %d names have not moved (run dsync migrate seal)", left, len(r.Names))
 	case r.Behind > 0 && gate:
 		return cli.Unfinished("%s held by programs that take no part in the migration", cli.Are(r.Behind, "name"))
 	case r.Behind > 0:

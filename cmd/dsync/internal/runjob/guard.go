@@ -20,10 +20,10 @@ import (
 )
 
 // guard is a second process of this program. It leads the process group of the
-// command and starts the command there. At the time in the last message from
-// this process, or when this process is gone, the guard kills the command and
-// everything that the command has started. A frozen or killed dsync therefore
-// leaves no command running without the lock.
+// command and starts the command there. This process sends it deadlines. The
+// guard kills the command, and everything that the command has started, at the
+// latest of these deadlines or when this process is gone. A frozen or killed
+// dsync therefore leaves no command running without the lock.
 type guard struct {
 	pid    int // and the process group
 	times  *os.File
@@ -52,7 +52,7 @@ const (
 
 const reportSize = 8
 
-// guardStart bounds the start of a guard.
+// guardStart is how long a guard may take to start.
 const guardStart = 30 * time.Second
 
 // startGuard starts a guard and returns when the guard is ready to receive the
