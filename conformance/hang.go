@@ -78,7 +78,7 @@ func labelled(name, value string) (n int) {
 	var groups bytes.Buffer
 	_ = pprof.Lookup("goroutine").WriteTo(&groups, 1) // to memory
 	label := fmt.Appendf(nil, "%q:%q", name, value)
-	of := 0 // goroutines in the group, whose first line begins with their number
+	of := 0 // number of goroutines in the current group, with which its first line begins
 	for line := range bytes.Lines(groups.Bytes()) {
 		switch {
 		case bytes.HasPrefix(line, []byte("# labels: ")) && bytes.Contains(line, label):

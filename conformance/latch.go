@@ -27,7 +27,7 @@ var latchChecks = []check{
 	{"latch/stop", "After stop, changed is not called again, and other watches of the latch continue.", latchWatchStops},
 }
 
-// latch is the latch of a name, as one driver sees it.
+// latch is a latch as one driver sees it.
 type latch struct {
 	d       *rawDriver
 	backend driver.Latcher
@@ -271,7 +271,7 @@ func latchChangesOnce(e *env) error {
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
 		return errors.New("the repeat of a SetLatch was answered differently after the latch had been set again")
 	}
-	a.has(5, "after repeats of changes of the previous latch")
+	a.has(5, "after changes of the previous latch were repeated")
 	idle := e.changeID()
 	b.delete(e.changeID())
 	a.down(idle)
@@ -282,7 +282,7 @@ func latchChangesOnce(e *env) error {
 	if !a.trySet(once, 3) || b.trySet(twice, 4) {
 		return errors.New("the repeat of a SetLatch was answered differently when the latch was gone")
 	}
-	a.has(0, "after repeats of changes when the latch was gone")
+	a.has(0, "after changes were repeated on a deleted latch")
 	return nil
 }
 

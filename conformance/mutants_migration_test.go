@@ -147,7 +147,7 @@ var migrationMutants = []mutant{
 	},
 	{
 		check:  "migration/seal-held",
-		breaks: "a seal of an ended hold seems to succeed",
+		breaks: "Seal of a hold that has ended returns nil",
 		mutate: breakSeal(func(_ *memory.Driver, _ *brokenLease, err error) error {
 			if errors.Is(err, driver.ErrNotHeld) {
 				return nil
@@ -230,7 +230,7 @@ var migrationMutants = []mutant{
 	{check: "migration/floor", breaks: "a lower floor lowers the tokens", mutate: ownFloors(func(_, floor uint64) uint64 { return floor })},
 	{
 		check:  "migration/mark-held",
-		breaks: "a mark of an ended hold seems to succeed",
+		breaks: "Mark of a hold that has ended returns nil",
 		mutate: breakMark(func(d *memory.Driver, ctx context.Context, l driver.Lease, floor uint64) error {
 			if err := d.Mark(ctx, l, floor); !errors.Is(err, driver.ErrNotHeld) {
 				return err
@@ -393,7 +393,7 @@ var migrationBackMutants = []mutant{
 	{check: "migration/unmark", breaks: "the tokens are no longer raised after the mark is removed", mutate: ownFloors(func(was, floor uint64) uint64 { return max(was, floor) })},
 	{
 		check:  "migration/unmark-held",
-		breaks: "an Unmark of an ended hold seems to succeed",
+		breaks: "Unmark of a hold that has ended returns nil",
 		mutate: breakUnmark(func(d *memory.Driver, ctx context.Context, l driver.Lease) error { return notNotHeld(d.Unmark(ctx, l)) }),
 	},
 	{

@@ -448,7 +448,7 @@ func permitsHaveNoTokens(e *env) error {
 	h.release()
 	for _, r := range []*request{h, w.granted()} {
 		if first, n := r.lease.Tokens(); first != 0 || n != 0 {
-			return fmt.Errorf("%s got %d tokens from %d with a permit, want none", r.driver.label, n, first)
+			return fmt.Errorf("%s was granted a permit with %d tokens, beginning with %d, want none", r.driver.label, n, first)
 		}
 	}
 	w.release()

@@ -384,7 +384,7 @@ func (b tapBatch) RenewAll(ctx context.Context, leases []driver.Lease, done func
 	})
 }
 
-// untap returns the tapLease in a lease that Acquire of a tap returned.
+// untap returns the tapLease in l, which must come from the Acquire of a tap.
 func untap(l driver.Lease) *tapLease { return l.(interface{ untap() *tapLease }).untap() }
 
 func (l *tapLease) untap() *tapLease { return l }

@@ -163,7 +163,7 @@ func waitingEvent(e *env) error {
 	a, name := e.driver(), e.name()
 	h := a.hold(name)
 	if n := h.waited(); n != 0 {
-		return fmt.Errorf("%s reported %d times that it waits for a free name", a.label, n)
+		return fmt.Errorf("%s reported %d times that it was waiting, although the name was free", a.label, n)
 	}
 	waiters := make([]*request, 3)
 	for i := range waiters {

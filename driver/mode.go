@@ -9,18 +9,18 @@ import (
 type Mode uint8
 
 const (
-	// Exclusive: one hold, and no other.
+	// Exclusive is a hold that excludes all other holds.
 	Exclusive Mode = iota
 
-	// Read: any number of Read holds, and no other.
+	// Read is a hold that excludes all holds but other Read holds.
 	Read
 
-	// Write: one hold, and no other. It uses the protocol by which the
-	// backend's read-write locks exclude readers.
+	// Write is a hold that excludes all other holds. It uses the protocol by
+	// which the backend's read-write locks exclude readers.
 	Write
 
-	// Permit: any number of Permit holds, as long as the sum of their permits
-	// is at most the limit of the name.
+	// Permit is a hold of some permits. The permits of all holds of a name are
+	// at most its limit.
 	Permit
 )
 

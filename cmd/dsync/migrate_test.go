@@ -544,10 +544,10 @@ func TestFinalizeAsksForAFloor(t *testing.T) {
 	for range 10 {
 		drivertest.Release(t, drivertest.Acquire(t, old, drivertest.Request("y")))
 	}
-	p.run("seal", "x").want(cli.ExitUnfinished, "tokens would fall for names that no program locks before the programs use only the new backend")
+	p.run("seal", "x").want(cli.ExitUnfinished, "tokens of some names would fall, namely of names that are first locked when the programs use only the new backend")
 	p.wantState("idle", "x")
 	p.run("seal", "x", "--anyway").want(cli.ExitDone)
-	said := p.run("finalize", "x").want(cli.ExitUnfinished, "tokens would fall for names that no program locks before the programs use only the new backend")
+	said := p.run("finalize", "x").want(cli.ExitUnfinished, "tokens of some names would fall, namely of names that are first locked when the programs use only the new backend")
 	said.not("In this order")
 	p.run("plan").want(cli.ExitDone, "if floor=")
 	p.run("finalize", "x", "--fenced=false").want(cli.ExitDone, "tokens were given up")

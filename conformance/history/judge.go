@@ -119,8 +119,8 @@ type Verdict struct {
 	Faults                     int
 	StaleWrites, StaleAccepted int // including reads
 
-	LossMargin Spread // from the moment when a holder knew of its loss to the next grant
-	Wake       Spread // from the moment when a lock was certainly free to the grant of a waiter
+	LossMargin Spread // time from the notice of a loss to its holder until the next grant
+	Wake       Spread // time from a moment when the lock was certainly free until a waiter was granted it
 }
 
 // Judge decides whether a history is legal. The events come from

@@ -15,9 +15,9 @@ import (
 	"github.com/go-dsync/dsync/internal/testenv"
 )
 
-// The benchmarks compare with plain connections that call pg_advisory_lock and
-// pg_advisory_unlock, alternating within one run: x/bare is the ratio of pairs
-// per second, the median over the rounds.
+// The benchmarks compare the driver with plain connections that call
+// pg_advisory_lock and pg_advisory_unlock. The two alternate within a run.
+// x/bare is the ratio of their pairs per second, as the median over all rounds.
 
 const (
 	benchRounds = 5

@@ -77,10 +77,9 @@ func TestWritersIntendTogether(t *testing.T) {
 	wantNoKeys(t, s)
 }
 
-// TestWriterAmongEndlessReaders: at each moment there is a reader, which tries
-// again as soon as it has released. A writer that did not keep new readers out
-// would never be granted the lock. No reader is granted the name between the
-// refusal of the writer and its grant.
+// TestWriterAmongEndlessReaders checks that readers whose holds overlap cannot
+// starve a writer. No reader is granted the name between the refusal of the
+// writer and its grant.
 func TestWriterAmongEndlessReaders(t *testing.T) {
 	s := testenv.Redis(t)
 	const readers = 4

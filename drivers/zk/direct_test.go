@@ -248,7 +248,7 @@ func TestErrorsOfServers(t *testing.T) {
 	}
 }
 
-// FuzzListing lets a server answer anything.
+// FuzzListing parses arbitrary answers to a listing.
 func FuzzListing(f *testing.F) {
 	f.Add(frame(int32(1), []byte("x"), make([]byte, statSize)))
 	f.Add(frame(make([]byte, statSize)))

@@ -48,8 +48,8 @@ func redisBed(tb testing.TB, order string) *bed {
 	return b.ask(tb)
 }
 
-// oneAddressBed returns a bed of servers behind addresses at which replicas
-// take over.
+// oneAddressBed returns a bed in which a replica can take over the address of a
+// server.
 func oneAddressBed(tb testing.TB, scheme string, nodes int) *bed {
 	b := &bed{name: scheme + " behind one address", votes: nodes > 1, links: true}
 	var servers []*testenv.RedisServer

@@ -52,8 +52,8 @@ var Faults = []*Fault{
 	{Name: "server-freeze", What: "SIGSTOP of the server, or of the leader, for longer than the TTL", inject: freezeServer},
 	{Name: "node-loss", What: "SIGKILL of fewer than half of the nodes for 1 to 3 s", inject: loseNodes},
 	{Name: "majority-loss", What: "SIGKILL of more than half of the nodes for 1 to 3 s", inject: loseMajority},
-	{Name: "servers-apart", What: "the host of a server, usually of the leader or of a holder's session, does not hear from the others, or they from it, " +
-		"or both, for longer than the TTL; clients reach all", apart: true, inject: keepApart},
+	{Name: "servers-apart", What: "traffic between one server's host, usually that of the leader or of a holder's session, and the other servers is cut " +
+		"in one or both directions for longer than the TTL; clients still reach every server", apart: true, inject: keepApart},
 	{Name: "leader-change", What: "another node becomes the leader, or the primary", inject: changeLeader},
 	{Name: "session-kill", What: "the server ends sessions: lease revoke, close of the session, pg_terminate_backend, CLIENT KILL",
 		removes: true, inject: killSessions},

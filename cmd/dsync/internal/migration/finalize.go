@@ -116,9 +116,9 @@ func (f *pairFlags) floor(ctx context.Context) (floor uint64, t migrate.Tokens, 
 		if floor = p.toFloor; err != nil || t == (migrate.Tokens{}) || t.Rise() {
 			return err
 		}
-		return cli.Unfinished("tokens would fall for names that no program locks before the programs use only the new backend: `to` of all programs "+
-			"needs floor=%d. To change it, put all programs into phase dual, run `dsync migrate rollback --all` and `dsync migrate untie`, and start "+
-			"again with that floor", t.Floor)
+		return cli.Unfinished("tokens of some names would fall, namely of names that are first locked when the programs use only the new backend: `to` of "+
+			"all programs needs floor=%d. To change the floor, put all programs into phase dual, run `dsync migrate rollback --all` and "+
+			"`dsync migrate untie`, and start again", t.Floor)
 	})
 	return floor, t, err
 }

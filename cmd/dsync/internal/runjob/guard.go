@@ -298,9 +298,10 @@ func (w *watch) serve() {
 	w.reap()
 }
 
-// pass forwards a signal of the group to processes that have left it. Of
-// processes that left together, only the first gets the signal, because a
-// program such as timeout forwards it by itself. A stop is sent to all of them.
+// pass forwards a signal that was sent to the process group to processes that
+// have left the group. Of processes that left together, only the first gets it,
+// because a program such as timeout forwards it by itself. A stop is sent to all
+// of them.
 func (w *watch) pass(s syscall.Signal) {
 	all, err := family(os.Getpid(), nil)
 	if err != nil {

@@ -81,7 +81,7 @@ func (r *runner) supervise(lease *dsync.Lease) ending {
 	defer signal.Reset(syscall.SIGTTOU)
 	j.start()
 	j.run()
-	j.terminal.take(j.guard.pid) // a command that cannot be executed has this status, too
+	j.terminal.take(j.guard.pid) // also after a command that could not be executed
 	if !j.guard.reaped {
 		j.guard.signal(syscall.SIGKILL) // the guard remains, and perhaps a process that was not visible
 	}
