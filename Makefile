@@ -107,8 +107,9 @@ test-oldest: servers ## run the tests of the library with the oldest versions of
 # Flags and environment that build the library with the newest versions.
 NEWEST = GOWORK=off GOFLAGS="$$GOFLAGS -modfile=$(CURDIR)/test/newest.mod"
 
+# Not by GOFLAGS, which the go commands that tests start would inherit.
 test-newest: servers ## run them with the newest versions, as test/newest.mod says
-	$(NEWEST) $(RUN_TESTS) -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
+	GOWORK=off $(RUN_TESTS) -modfile=$(CURDIR)/test/newest.mod -short -timeout 30m $(TESTFLAGS) $(OF_ROOT)
 
 test-servers: servers ## run the suite on the other versions of the servers, and write into README.md which passed: ten minutes, the first time twenty
 	.ci/servers
