@@ -117,6 +117,7 @@ type call struct {
 	answers      Answers
 	key, request string
 	next         http.Handler
+	token        uint64      // of the lock of the key; next may hold other locks
 	stored       atomic.Bool // next has called StoreTx; its transaction may have failed
 }
 
@@ -130,8 +131,8 @@ func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) 
 		return a, nil // most repeated requests end here, without a lock
 	}
 	err = dsync.Do(r.Context(), l, c.key, func(ctx context.Context) (err error) {
-		token := dsync.LeaseFrom(ctx).Token()
-		if err = c.answers.Enter(ctx, c.key, token); err != nil {
+		c.token = dsync.LeaseFrom(ctx).Token()
+		if err = c.answers.Enter(ctx, c.key, c.token); err != nil {
 			return err
 		}
 		if a, err = c.answers.Load(ctx, c.key); a != nil || err != nil {
@@ -150,7 +151,7 @@ func (c *call) answer(l dsync.Locker, r *http.Request, opts []dsync.LockOption) 
 			a = done
 			return nil
 		}
-		if err = c.answers.Store(ctx, c.key, done, token); err == nil {
+		if err = c.answers.Store(ctx, c.key, done, c.token); err == nil {
 			a = done
 		}
 		return err

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 
-	"github.com/go-dsync/dsync"
 	"github.com/go-dsync/dsync/guard"
 )
 
@@ -95,7 +94,7 @@ func (t *Table) StoreTx(ctx context.Context, tx guard.Tx, a *Answer) error {
 	}
 	c.stored.Store(true)
 	a.Request = c.request
-	return t.store(ctx, tx, c.key, a, dsync.LeaseFrom(ctx).Token())
+	return t.store(ctx, tx, c.key, a, c.token)
 }
 
 func (t *Table) store(ctx context.Context, tx guard.Tx, key string, a *Answer, token uint64) error {

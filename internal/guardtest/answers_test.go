@@ -73,8 +73,9 @@ func writesOnce(t *testing.T, db *sql.DB, answers *httplock.Table) {
 	}
 	t.Cleanup(func() { _, _ = db.ExecContext(context.WithoutCancel(t.Context()), "drop table charges") })
 	var before, after func(ctx context.Context, tx *sql.Tx)
-	charge := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := r.Context()
+	var inside string    // a lock that the handler acquires
+	var key *dsync.Lease // of the request
+	charge := func(ctx context.Context, w http.ResponseWriter) {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -99,8 +100,20 @@ func writesOnce(t *testing.T, db *sql.DB, answers *httplock.Table) {
 		}
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprint(w, "charged")
-	})
-	h := httplock.Idempotent(client, answers, func(*http.Request) string { return "account 7" }, charge)
+	}
+	h := httplock.Idempotent(client, answers, func(*http.Request) string { return "account 7" }, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if key = dsync.LeaseFrom(r.Context()); inside == "" {
+			charge(r.Context(), w)
+			return
+		}
+		err := dsync.Do(r.Context(), client, inside, func(ctx context.Context) error {
+			charge(ctx, w)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}))
 	request := func(key string) (status int, body string) {
 		defer func() { _ = recover() }()
 		w := httptest.NewRecorder()
@@ -142,18 +155,22 @@ func writesOnce(t *testing.T, db *sql.DB, answers *httplock.Table) {
 	charged("fails")
 	charges("a repeated request", 2)
 	before = func(ctx context.Context, _ *sql.Tx) { // a repeated request is under way
-		key := dsync.LeaseFrom(ctx).Name()
-		if err := answers.Enter(ctx, key, dsync.LeaseFrom(ctx).Token()+1); err != nil {
+		if err := answers.Enter(ctx, key.Name(), key.Token()+1); err != nil {
 			t.Error(err)
 		}
 	}
-	if status, body := request("late"); status != http.StatusServiceUnavailable || !strings.Contains(body, "stale") {
-		t.Errorf("a handler that has lost its lock: got %d %q, want 503", status, body)
+	for _, inside = range []string{"", "accounts/7"} {
+		if status, body := request("late" + inside); status != http.StatusServiceUnavailable || !strings.Contains(body, "stale") {
+			t.Errorf("a handler that has lost its lock, with the lock %q of its own: got %d %q, want 503", inside, status, body)
+		}
+		charges("a handler that has lost its lock", 2)
 	}
 	before = nil
-	charges("a handler that has lost its lock", 2)
+	charged("with a lock of its own")
+	charges("a handler with a lock of its own", 3)
+	inside = ""
 	charged("")
-	charges("a request without a key", 3)
+	charges("a request without a key", 4)
 	if err := answers.StoreTx(t.Context(), nil, &httplock.Answer{}); err == nil {
 		t.Error("StoreTx accepts a context without a request")
 	}
