@@ -158,10 +158,7 @@ func (s *sender) sendTogether(b *batch) {
 	if _, refused := rueidis.IsRedisErr(err); refused {
 		var alone sync.WaitGroup
 		for _, o := range b.ops {
-			alone.Go(func() {
-				d.sendOp(d.life.Context(), o, nil, nil)
-				d.finish(o)
-			})
+			alone.Go(func() { s.sendAlone(new(batch), o) }) // with buffers of its own
 		}
 		alone.Wait()
 		return
